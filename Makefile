@@ -1,0 +1,44 @@
+# `make test` and `make demo` do everything on a machine that has Python 3.11+ and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TIMM := $(VENV)/timm
+# Some CPUs stop on oneDNN's bf16 matrix products; this asks for the widest set that does not.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
+
+.PHONY: install test test-all test-timm lint demo clean
+
+install: $(READY)
+
+# torch first and pinned, so that no other package brings another build of it.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test: lint test-timm
+	$(BIN)/python -m pytest
+
+test-all: lint test-timm
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+# timm imports torchvision, which must stay out of the main environment: both live in a folder of their own.
+$(TIMM): $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ timm==1.0.30 torchvision==0.28.0
+
+test-timm: $(TIMM)
+	PYTHONPATH=$(TIMM) $(BIN)/python -m pytest tests/with_timm
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,90 @@
+"""The S4-style block around the layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .layer import MRConv
+from .norm import SequenceBatchNorm
+from .validation import check_choice, check_fraction
+
+
+class TiedDropout(nn.Module):
+    """Dropout of whole channels: one draw per sequence and channel, the same at all positions of (B, L, D)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        check_fraction("dropout", p)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop channels in training; the identity in eval mode."""
+        if not self.training or self.p == 0:
+            return x
+        return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), self.p)
+
+    def extra_repr(self) -> str:
+        """Return what `print` shows."""
+        return f"p={self.p}"
+
+
+class SequenceLayerNorm(nn.LayerNorm):
+    """LayerNorm over channels, which no mask concerns."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise each position of x (B, L, D)."""
+        return super().forward(x)
+
+
+def block_norm_module(name: str, d_model: int, sync_stats: bool, **factory: Any) -> nn.Module:
+    """Return the norm between blocks by its name."""
+    check_choice("block_norm", name, ("batch", "layer"))
+    if name == "batch":
+        return SequenceBatchNorm(d_model, sync_stats=sync_stats, **factory)
+    return SequenceLayerNorm(d_model, **factory)
+
+
+def padding_mask(lengths: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return (B, L, 1), true where x (B, L, D) is no padding."""
+    if lengths is None:
+        return None
+    return (torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None])[..., None]
+
+
+class MRConvBlock(nn.Module):
+    """[norm] -> MRConv -> GELU -> dropout -> linear and GLU -> dropout -> residual -> [norm], (B, L, d_model).
+
+    Every other keyword goes to `MRConv`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        *,
+        dropout: float = 0.0,
+        block_norm: str = "batch",
+        prenorm: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **layer: Any,
+    ) -> None:
+        super().__init__()
+        self.prenorm = prenorm
+        self.layer = MRConv(d_model, l_max, device=device, dtype=dtype, **layer)
+        self.dropout = TiedDropout(dropout)
+        self.mix = nn.Linear(self.layer.heads * d_model, 2 * d_model, device=device, dtype=dtype)
+        sync_stats = layer.get("sync_stats", False)
+        self.norm = block_norm_module(block_norm, d_model, sync_stats, device=device, dtype=dtype)
+
+    def forward(self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
+        """Transform u (B, L, d_model); positions past `lengths` stay out of the layer and the statistics."""
+        mask = padding_mask(lengths, u)
+        x = self.norm(u, mask) if self.prenorm else u
+        x = self.dropout(F.gelu(self.layer(x, lengths, rate)))
+        x = u + self.dropout(F.glu(self.mix(x), -1))
+        return x if self.prenorm else self.norm(x, mask)

@@ -1,0 +1,152 @@
+"""Saving and loading models: safetensors and a JSON config, with the mixin of `huggingface_hub` if it is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from .config import BackboneConfig
+from .layer import FORMAT_VERSION, MRConv
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class _LocalMixin:
+    """What `ModelHubMixin` does, for folders only."""
+
+    def __init_subclass__(cls, **card: Any) -> None:
+        super().__init_subclass__()
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        self._save_pretrained(Path(save_directory))  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
+        folder = Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is no folder; to load from the hub, install huggingface_hub")
+        saved = json.loads((folder / CONFIG).read_text())
+        return cls._from_pretrained(model_id=str(folder), **(saved | options))  # type: ignore[attr-defined]
+
+
+try:
+    from huggingface_hub import ModelHubMixin as _Mixin
+except ImportError:
+    _Mixin = _LocalMixin  # type: ignore[assignment, misc]
+
+
+class Model(
+    nn.Module,
+    _Mixin,
+    library_name="mrconv",
+    license="apache-2.0",
+    tags=["mrconv", "long-convolution", "sequence-model"],
+):
+    """A module made from a config: `Model(**options)`, `Model.from_config(config)`, `Model.from_pretrained(folder)`.
+
+    A subclass names its config and builds itself from `self.config` in `build`.
+    """
+
+    config_class: ClassVar[type[BackboneConfig]]
+    config: BackboneConfig
+
+    def __init_subclass__(cls, **card: Any) -> None:
+        super().__init_subclass__(**card)
+        if "config_class" in vars(cls):
+            kind = inspect.Parameter.KEYWORD_ONLY
+            fields = inspect.signature(cls.config_class).parameters.values()
+            cls.__signature__ = inspect.Signature([p.replace(kind=kind) for p in fields])  # type: ignore[attr-defined]
+
+    def __init__(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any
+    ) -> None:
+        """Build from the config's values, on a device and of a dtype."""
+        super().__init__()
+        self.config = self.config_class.make(options)
+        self.build(device=device, dtype=dtype)
+
+    def build(self, **factory: Any) -> None:
+        """Create the modules, on the device and of the dtype given."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_config(cls, config: BackboneConfig | dict[str, Any], **factory: Any) -> Self:
+        """Build from a config or a dictionary of its values."""
+        options = config if isinstance(config, dict) else vars(config)
+        return cls(**options, **factory)
+
+    def _current_config(self) -> BackboneConfig:
+        """Return the config that rebuilds the model as it now is: merged or not, and at which rate."""
+        layers = [m for m in self.modules() if isinstance(m, MRConv)]
+        states = {(layer.merged, layer.rate) for layer in layers}
+        if len(states) > 1:
+            raise ValueError("save: some layers of the model are merged and some are not; merge all or none")
+        merged, rate = states.pop()
+        return dataclasses.replace(self.config, merged=merged, rate=rate)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        header = {"architecture": type(self).__name__, "format_version": FORMAT_VERSION}
+        config = json.dumps(header | dataclasses.asdict(self._current_config()), indent=2) + "\n"
+        state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        metadata = {"format": "pt", "mrconv_format_version": str(FORMAT_VERSION)}
+        _replace(save_directory / WEIGHTS, lambda path: save_file(state, path, metadata))
+        _replace(save_directory / CONFIG, lambda path: path.write_text(config))
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        architecture: str | None = None,
+        format_version: int = 0,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        **options: Any,
+    ) -> Self:
+        if architecture != cls.__name__:
+            raise ValueError(f"{model_id} holds a {architecture}, not a {cls.__name__}: load it with that class")
+        if format_version > FORMAT_VERSION:
+            raise ValueError(
+                f"{model_id} has format {format_version}, newer than this mrconv's {FORMAT_VERSION}: upgrade mrconv"
+            )
+        weights = Path(model_id) / WEIGHTS
+        if not Path(model_id).is_dir():
+            from huggingface_hub import hf_hub_download
+
+            weights = Path(
+                hf_hub_download(
+                    model_id,
+                    WEIGHTS,
+                    revision=revision,
+                    cache_dir=cache_dir,
+                    force_download=force_download,
+                    local_files_only=local_files_only,
+                    token=token,
+                )
+            )
+        state = load_file(weights)
+        model = cls(**options)
+        model.load_state_dict(state)
+        return model.eval()
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Write a file beside its place and move it there when it is whole."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""Dilated kernels: l0 taps at every resolution, ever farther apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import Kernel, register_kernel
+
+
+@register_kernel("dilated")
+class DilatedKernel(Kernel):
+    """l0 taps spaced l_i / l0 apart."""
+
+    def build(self, seed: int, **factory: Any) -> None:
+        """Create the taps and place them."""
+        self.positions = tuple(tuple(range(0, n, n // self.kernel_size)) for n in self.lengths)
+        self.taps = nn.Parameter(torch.empty(len(self.lengths), self.channels, self.kernel_size, **factory))
+
+    def reset_parameters(self) -> None:
+        """Draw white taps of unit energy."""
+        nn.init.normal_(self.taps, std=self.kernel_size**-0.5)
+
+    def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
+        """Return the taps of each resolution."""
+        return list(self.taps)

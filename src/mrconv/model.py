@@ -1,0 +1,221 @@
+"""Sequence models: encoder -> blocks -> head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .block import MRConvBlock, block_norm_module, padding_mask
+from .config import (
+    BackboneConfig,
+    ClassifierConfig,
+    LabellerConfig,
+    LanguageModelConfig,
+    RegressorConfig,
+    TwoTowerConfig,
+)
+from .hub import Model
+from .validation import check_choice, check_lengths, check_positive_int
+
+
+class Backbone(Model):
+    """Encoder and blocks without a head: tokens (B, L) or values (B, L, d_input) -> features (B, L, d_model)."""
+
+    config_class = BackboneConfig
+
+    def build(self, **factory: Any) -> None:
+        """Create encoder, blocks and, with prenorm, the final norm."""
+        c = self.config
+        check_positive_int(depth=c.depth)
+        self.encoder: nn.Module = nn.Identity()
+        if c.vocab_size is not None and c.d_input is not None:
+            raise ValueError("vocab_size (tokens) and d_input (real values) exclude each other: give one")
+        if c.vocab_size is not None:
+            check_positive_int(vocab_size=c.vocab_size)
+            self.encoder = nn.Embedding(c.vocab_size, c.d_model, **factory)
+        elif c.d_input is not None:
+            check_positive_int(d_input=c.d_input)
+            self.encoder = nn.Linear(c.d_input, c.d_model, **factory)
+        shared = c.layer()
+        blocks = []
+        for i in range(c.depth):
+            seed = None if c.seed is None else c.seed + 2 * i  # two directions each
+            blocks.append(
+                MRConvBlock(
+                    c.d_model,
+                    c.l_max,
+                    dropout=c.dropout,
+                    block_norm=c.block_norm,
+                    prenorm=c.prenorm,
+                    **(shared | {"seed": seed}),
+                    **factory,
+                )
+            )
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = block_norm_module(c.block_norm, c.d_model, c.sync_stats, **factory) if c.prenorm else None
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
+        """Return features (B, L, d_model). `lengths` (B,) matter only with mask_padding."""
+        self._check(x)
+        if lengths is not None:
+            lengths = check_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        seen = lengths if self.config.mask_padding else None
+        h = self.encoder(x)
+        for block in self.blocks:
+            h = block(h, seen, rate)
+        return h if self.norm is None else self.norm(h, padding_mask(seen, h))
+
+    def _check(self, x: Tensor) -> None:
+        c = self.config
+        if c.vocab_size is not None:
+            if x.ndim != 2 or x.is_floating_point():
+                raise ValueError(f"tokens must be integers of shape (batch, length); got {x.dtype} {tuple(x.shape)}")
+        elif x.ndim != 3 or x.shape[2] != (c.d_input or c.d_model):
+            channels = f"d_input = {c.d_input}" if c.d_input else f"d_model = {c.d_model}"
+            raise ValueError(f"input must have shape (batch, length, {channels}); got {tuple(x.shape)}")
+
+
+class _WithBackbone(Model):
+    """A model with a backbone of the same options and a head."""
+
+    def build(self, **factory: Any) -> None:
+        options = {name: getattr(self.config, name) for name in BackboneConfig.__dataclass_fields__}
+        self.backbone = Backbone(**options, **factory)
+
+
+def pool(h: Tensor, lengths: Tensor | None, how: str) -> Tensor:
+    """Reduce (B, L, D) to (B, D) over the first `lengths` positions."""
+    if lengths is None:
+        return h.mean(1) if how == "mean" else h[:, -1]
+    lengths = lengths.to(h.device)
+    if how == "mean":
+        mask = padding_mask(lengths, h)
+        assert mask is not None
+        return h.masked_fill(~mask, 0).sum(1) / lengths.clamp(min=1)[:, None].to(h.dtype)
+    return h[torch.arange(h.shape[0], device=h.device), (lengths - 1).clamp(min=0)]
+
+
+class SequenceClassifier(_WithBackbone):
+    """(B, L) tokens or (B, L, d_input) values -> logits (B, n_classes)."""
+
+    config_class = ClassifierConfig
+    config: ClassifierConfig
+
+    def build(self, **factory: Any) -> None:
+        """Create backbone and linear head."""
+        super().build(**factory)
+        check_positive_int(n_classes=self.config.n_classes)
+        check_choice("pool", self.config.pool, ("mean", "last"))
+        self.head = nn.Linear(self.config.d_model, self.config.n_classes, **factory)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
+        """Return logits; positions from `lengths` (B,) on are not pooled."""
+        return self.head(pool(self.backbone(x, lengths, rate), lengths, self.config.pool))
+
+
+class TwoTowerClassifier(_WithBackbone):
+    """Two sequences through one backbone -> logits (B, n_classes) from [x1, x2, x1 - x2, x1 * x2]."""
+
+    config_class = TwoTowerConfig
+    config: TwoTowerConfig
+
+    def build(self, **factory: Any) -> None:
+        """Create backbone and the two-layer head."""
+        super().build(**factory)
+        check_positive_int(n_classes=self.config.n_classes)
+        check_choice("pool", self.config.pool, ("mean", "last"))
+        D = self.config.d_model
+        self.hidden = nn.Linear(4 * D, D, **factory)
+        self.head = nn.Linear(D, self.config.n_classes, **factory)
+
+    def forward(
+        self,
+        first: Tensor,
+        second: Tensor,
+        first_lengths: Tensor | None = None,
+        second_lengths: Tensor | None = None,
+        rate: float | None = None,
+    ) -> Tensor:
+        """Return logits for B pairs. The shorter side is padded with zeros, and both run as one batch of 2B."""
+        if first.shape[0] != second.shape[0]:
+            raise ValueError(f"first and second must pair up; got {first.shape[0]} and {second.shape[0]} sequences")
+        both, lengths = _stacked(first, second, first_lengths, second_lengths)
+        a, b = pool(self.backbone(both, lengths, rate), lengths, self.config.pool).chunk(2)
+        return self.head(F.gelu(self.hidden(torch.cat([a, b, a - b, a * b], -1))))
+
+
+def _stacked(
+    first: Tensor, second: Tensor, first_lengths: Tensor | None, second_lengths: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    L = max(first.shape[1], second.shape[1])
+    if first_lengths is None and second_lengths is None and first.shape[1] == second.shape[1]:
+        return torch.cat([first, second]), None
+    sides, lengths = [], []
+    for x, given in ((first, first_lengths), (second, second_lengths)):
+        whole = torch.full((x.shape[0],), x.shape[1], device=x.device)
+        lengths.append(whole if given is None else check_lengths(given, x.shape[0], x.shape[1], x.device))
+        sides.append(F.pad(x, (0, 0) * (x.ndim - 2) + (0, L - x.shape[1])))
+    return torch.cat(sides), torch.cat(lengths)
+
+
+class SequenceLabeller(_WithBackbone):
+    """A class for every position: logits (B, L, n_classes)."""
+
+    config_class = LabellerConfig
+    config: LabellerConfig
+
+    def build(self, **factory: Any) -> None:
+        """Create backbone and linear head."""
+        super().build(**factory)
+        check_positive_int(n_classes=self.config.n_classes)
+        self.head = nn.Linear(self.config.d_model, self.config.n_classes, **factory)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
+        """Return logits at every position."""
+        return self.head(self.backbone(x, lengths, rate))
+
+
+class SequenceRegressor(_WithBackbone):
+    """Real numbers for a sequence, (B, n_outputs), or with per_position for every position, (B, L, n_outputs)."""
+
+    config_class = RegressorConfig
+    config: RegressorConfig
+
+    def build(self, **factory: Any) -> None:
+        """Create backbone and linear head."""
+        super().build(**factory)
+        check_positive_int(n_outputs=self.config.n_outputs)
+        check_choice("pool", self.config.pool, ("mean", "last"))
+        self.head = nn.Linear(self.config.d_model, self.config.n_outputs, **factory)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
+        """Return the predictions; positions from `lengths` (B,) on are not pooled."""
+        h = self.backbone(x, lengths, rate)
+        return self.head(h if self.config.per_position else pool(h, lengths, self.config.pool))
+
+
+class LanguageModel(_WithBackbone):
+    """Tokens (B, L) -> logits (B, L, vocab_size) of the next one, causally; the head is the embedding."""
+
+    config_class = LanguageModelConfig
+    config: LanguageModelConfig
+
+    def build(self, **factory: Any) -> None:
+        """Create the backbone."""
+        if self.config.vocab_size is None or self.config.d_input is not None:
+            raise ValueError("LanguageModel needs vocab_size, and no d_input")
+        if self.config.bidirectional:
+            raise ValueError("bidirectional=True would let a LanguageModel see the tokens it predicts")
+        super().build(**factory)
+        nn.init.normal_(self._embedding, std=self.config.d_model**-0.5)
+
+    @property
+    def _embedding(self) -> Tensor:
+        return self.backbone.encoder.weight  # type: ignore[return-value]
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return logits of the token after each position."""
+        return F.linear(self.backbone(tokens, lengths), self._embedding)

@@ -1,0 +1,143 @@
+"""Convolution with a few taps at given lags, as shifts of the input, and the moments of such branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .fft import compute_dtype, twins
+
+
+def tap_conv(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
+    """Depthwise convolution y[t] = sum_j values[j] u[t - lags[j]], the size of u (B, C, L); values (C, T).
+
+    Lags may be negative (look ahead) and reach past the ends, where u counts as zero.
+    """
+    return _tap_conv(u, values, list(lags))
+
+
+def tap_conv_reference(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
+    """Compute `tap_conv` by rolling a padded input, differentiably."""
+    L, reach = u.shape[-1], max(map(abs, lags), default=0)
+    padded = F.pad(u, (reach, reach))
+    y = torch.zeros_like(u)
+    for value, lag in zip(values.unbind(1), lags, strict=True):
+        y = y + value[:, None] * padded.roll(lag, -1)[..., reach : reach + L]
+    return y
+
+
+def tap_moments(u: Tensor, values: Tensor, lags: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """Sum and sum of squares over (B, L) of each branch's output, as (2, N, C).
+
+    Branch i has the next sizes[i] of the taps in values (C, sum of sizes) and lags. One branch is in memory
+    at a time, in the backward pass too.
+    """
+    return _tap_moments(u, values, list(lags), list(sizes))
+
+
+def _overlap(u: Tensor, y: Tensor, lag: int) -> tuple[Tensor, Tensor]:
+    """Return the parts of u and y in which y[t] meets u[t - lag]."""
+    L = u.shape[-1]
+    if lag >= 0:
+        return u[..., : max(L - lag, 0)], y[..., lag:]
+    return u[..., -lag:], y[..., : max(L + lag, 0)]
+
+
+def _convolve(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
+    y = torch.zeros_like(u, memory_format=torch.contiguous_format)
+    for value, lag in zip(values.unbind(1), lags, strict=True):
+        source, target = _overlap(u, y, lag)
+        target.addcmul_(source, value[:, None])
+    return y
+
+
+def _transpose(grad: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
+    return _convolve(grad, values, [-lag for lag in lags])
+
+
+def _correlate(grad: Tensor, u: Tensor, lags: Sequence[int]) -> Tensor:
+    """Return the gradient of each tap: the input it met, times the output's gradient. (C, T)."""
+    result = u.new_empty(u.shape[1], len(lags))
+    for j, lag in enumerate(lags):
+        source, target = _overlap(u, grad, lag)
+        result[:, j] = (source * target).sum((0, 2))
+    return result
+
+
+@torch.library.custom_op("mrconv::tap_conv", mutates_args=())
+def _tap_conv(u: Tensor, values: Tensor, lags: list[int]) -> Tensor:
+    dtype = compute_dtype(u, values)
+    return _convolve(u.to(dtype), values.to(dtype), lags).to(u.dtype)
+
+
+@torch.library.custom_op("mrconv::tap_conv_backward", mutates_args=())
+def _tap_conv_backward(grad: Tensor, u: Tensor, values: Tensor, lags: list[int]) -> tuple[Tensor, Tensor]:
+    dtype = compute_dtype(u, values)
+    g = grad.to(dtype)
+    du = _transpose(g, values.to(dtype), lags)
+    return du.to(u.dtype), _correlate(g, u.to(dtype), lags).to(values.dtype)
+
+
+@torch.library.custom_op("mrconv::tap_moments", mutates_args=())
+def _tap_moments(u: Tensor, values: Tensor, lags: list[int], sizes: list[int]) -> Tensor:
+    x, moments, start = u.to(compute_dtype(u, values)), [], 0
+    for branch in values.to(x.dtype).split(sizes, 1):
+        c = _convolve(x, branch, lags[start : start + branch.shape[1]])
+        moments.append(torch.stack([c.sum((0, 2)), c.square().sum((0, 2))]))
+        start += branch.shape[1]
+    return torch.stack(moments, 1)
+
+
+@torch.library.custom_op("mrconv::tap_moments_backward", mutates_args=())
+def _tap_moments_backward(
+    grad: Tensor, u: Tensor, values: Tensor, lags: list[int], sizes: list[int]
+) -> tuple[Tensor, Tensor]:
+    x = u.to(compute_dtype(u, values))
+    du, dvalues, start = torch.zeros_like(x, memory_format=torch.contiguous_format), [], 0
+    for i, branch in enumerate(values.to(x.dtype).split(sizes, 1)):
+        own = lags[start : start + branch.shape[1]]
+        dc = grad[0, i, :, None] + 2 * grad[1, i, :, None] * _convolve(x, branch, own)
+        du += _transpose(dc, branch, own)
+        dvalues.append(_correlate(dc, x, own))
+        start += branch.shape[1]
+    return du.to(u.dtype), torch.cat(dvalues, 1).to(values.dtype)
+
+
+@_tap_conv.register_fake
+def _(u: Tensor, values: Tensor, lags: list[int]) -> Tensor:
+    return twins(u)[0]
+
+
+@_tap_moments.register_fake
+def _(u: Tensor, values: Tensor, lags: list[int], sizes: list[int]) -> Tensor:
+    return u.new_empty(2, len(sizes), u.shape[1], dtype=compute_dtype(u, values))
+
+
+@_tap_conv_backward.register_fake
+def _(grad: Tensor, u: Tensor, values: Tensor, lags: list[int]) -> tuple[Tensor, ...]:
+    return twins(u, values)
+
+
+@_tap_moments_backward.register_fake
+def _(grad: Tensor, u: Tensor, values: Tensor, lags: list[int], sizes: list[int]) -> tuple[Tensor, ...]:
+    return twins(u, values)
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    u, values, *ctx.integers = inputs
+    ctx.save_for_backward(u, values)
+
+
+def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
+    return *_tap_conv_backward(grad, *ctx.saved_tensors, *ctx.integers), None
+
+
+def _moments_backward(ctx, grad):  # type: ignore[no-untyped-def]
+    return *_tap_moments_backward(grad, *ctx.saved_tensors, *ctx.integers), None, None
+
+
+_tap_conv.register_autograd(_conv_backward, setup_context=_setup)
+_tap_moments.register_autograd(_moments_backward, setup_context=_setup)

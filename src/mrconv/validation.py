@@ -1,0 +1,81 @@
+"""Checks of what a user passes in: which argument, what was given, what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse a value that is none of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def check_positive_int(**values: object) -> None:
+    """Refuse anything but integers from 1 on."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1; got {value!r}")
+
+
+def check_decay(decay: float | Sequence[float] | None, combine: str) -> tuple[float, float] | None:
+    """Return the decay as (min, max)."""
+    if decay is None:
+        return None
+    if combine != "concat":
+        raise ValueError(f"decay needs combine='concat'; got decay={decay!r} with combine={combine!r}")
+    pair = tuple(decay) if isinstance(decay, Sequence) else (decay, decay)
+    if len(pair) != 2 or not all(isinstance(x, Real) and 0 < x < float("inf") for x in pair):
+        raise ValueError(f"decay must be a positive number or a pair (min, max) of them; got {decay!r}")
+    return float(pair[0]), float(pair[1])
+
+
+def check_rate(rate: float, kernel: str, continuous: bool) -> None:
+    """Refuse rates that are no positive numbers, and kernels that have no other rate than 1."""
+    if not isinstance(rate, Real) or not 0 < rate < float("inf"):
+        raise ValueError(f"rate must be a positive number; got {rate!r}")
+    if rate != 1 and not continuous:
+        raise ValueError(
+            f"rate={rate:g} needs a continuous kernel such as 'fourier'; kernel={kernel!r} has taps at fixed positions "
+            f"and only runs at rate 1"
+        )
+
+
+def check_input(u: Tensor, d_model: int) -> None:
+    """Refuse an input that is not (batch, length >= 1, d_model) of real numbers."""
+    if u.ndim != 3 or u.shape[2] != d_model:
+        raise ValueError(f"u must have shape (batch, length, d_model = {d_model}); got {tuple(u.shape)}")
+    if u.shape[1] == 0:
+        raise ValueError(f"u must have a length of at least 1; got shape {tuple(u.shape)}")
+    if not u.is_floating_point():
+        raise ValueError(f"u must be real floating point; got {u.dtype}")
+
+
+def check_lengths(lengths: Tensor, batch: int, length: int, device: torch.device) -> Tensor:
+    """Return lengths on the device, refusing what is not (batch,) integers in 0 .. length.
+
+    The values are looked at only where that costs no wait: on the CPU, outside of compiled code.
+    """
+    lengths = torch.as_tensor(lengths)
+    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ValueError(
+            f"lengths must be integers of shape ({batch},), one per sequence; got {lengths.dtype} of shape "
+            f"{tuple(lengths.shape)}"
+        )
+    if (
+        lengths.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and (lengths.min() < 0 or lengths.max() > length)
+    ):
+        raise ValueError(f"lengths must lie in 0 .. {length}, the input's length; got {lengths.tolist()}")
+    return lengths.to(device)
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse a number outside of [0, 1)."""
+    if not isinstance(value, Real) or not 0 <= value < 1:
+        raise ValueError(f"{name} must be a number in [0, 1); got {value!r}")

@@ -1,0 +1,139 @@
+"""Every op equals its plain reference, in values and gradients."""
+
+import pytest
+import torch
+
+from mrconv import ops
+
+from ..conftest import gradients
+
+LENGTHS = [1, 2, 63, 100]
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def assert_same(f, reference, *inputs, tolerance=1e-11):
+    y, grads = gradients(f, *inputs)
+    expected, expected_grads = gradients(reference, *inputs)
+    for a, b in zip((y, *grads), (expected, *expected_grads), strict=True):
+        assert a.shape == b.shape
+        assert (a - b).norm() <= tolerance * b.norm().clamp(min=1)
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("K", [1, 5, 64, 130])
+def test_fft_conv_equals_plain_fft(L, K):
+    for lead in {0, 1, K // 2, K}:
+        assert_same(
+            lambda u, k, lead=lead: ops.fft_conv(u, k, lead),
+            lambda u, k, lead=lead: ops.fft_conv_reference(u, k, lead),
+            double(3, 4, L),
+            double(4, K),
+        )
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+def test_tap_conv_equals_rolled_input(L):
+    lags = (0, -3, 7, 64, -200)
+    assert_same(
+        lambda u, v: ops.tap_conv(u, v, lags),
+        lambda u, v: ops.tap_conv_reference(u, v, lags),
+        double(3, 4, L),
+        double(4, 5),
+    )
+
+
+def test_fft_and_tap_convolution_agree():
+    u, k = double(2, 3, 37), double(3, 10)
+    assert torch.allclose(ops.fft_conv(u, k, 4), ops.tap_conv(u, k, range(-4, 6)), atol=1e-13)
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8, 16), (3, 6, 12), (64, 128), (1,)])
+def test_moments_from_spectrum_equal_moments_of_outputs(L, delay, sizes):
+    assert_same(
+        lambda u, *k: ops.spectral_moments(u, k, delay),
+        lambda u, *k: ops.moments_reference(u, k, delay),
+        double(3, 4, L),
+        *(double(4, n) for n in sizes),
+        tolerance=1e-10,
+    )
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+def test_tap_moments_equal_moments_of_outputs(L):
+    lags, sizes = (0, 1, 5, 2, 70, 3), (3, 2, 0, 1)
+
+    def reference(u, values):
+        parts = zip(values.split(sizes, 1), (lags[:3], lags[3:5], (), lags[5:]), strict=True)
+        outputs = [ops.tap_conv_reference(u, v, at) for v, at in parts]
+        return torch.stack([torch.stack([c.sum((0, 2)), c.square().sum((0, 2))]) for c in outputs], 1)
+
+    assert_same(lambda u, v: ops.tap_moments(u, v, lags, sizes), reference, double(3, 4, L), double(4, 6))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 33])
+@pytest.mark.parametrize("modes", [1, 2, 5])
+def test_synthesis_equals_sum_of_cosines(n, modes):
+    assert_same(
+        lambda x: ops.synthesize(x, n), lambda x: ops.synthesize_reference(x, n), double(3, 4, modes, 2)
+    )
+
+
+@pytest.mark.parametrize("n", [*range(1, 200), 1021, 4099, 16001, 100_003])
+def test_fast_length_is_even_smooth_and_enough(n):
+    m = ops.fast_length(n)
+    assert n <= m <= max(2, 1.3 * n + 2)
+    assert m % 2 == 0
+    for p in (2, 3, 5):
+        while m % p == 0:
+            m //= p
+    assert m == 1
+
+
+OPCHECKS = {
+    "fft_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 5, requires_grad=True), 2),
+    "tap_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 2, requires_grad=True), [0, -4]),
+    "moments": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 7, requires_grad=True), [3, 4], 1),
+    "tap_moments": lambda: (
+        torch.randn(2, 3, 9, requires_grad=True),
+        torch.randn(3, 3, requires_grad=True),
+        [0, 1, 4],
+        [1, 2],
+    ),
+    "synthesize": lambda: (torch.randn(3, 4, 2, requires_grad=True), 12),
+}
+
+
+@pytest.mark.parametrize("name", OPCHECKS)
+def test_op_is_registered_correctly(name):
+    torch.library.opcheck(getattr(torch.ops.mrconv, name).default, OPCHECKS[name]())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    u, k = torch.randn(2, 3, 100).to(dtype), torch.randn(3, 20)
+    y, (du, dk) = gradients(lambda u, k: ops.fft_conv(u, k), u, k)
+    assert y.dtype == du.dtype == dtype
+    assert dk.dtype == torch.float32
+    assert torch.equal(y, ops.fft_conv(u.float(), k).to(dtype))
+    assert torch.equal(ops.tap_conv(u, k, range(20)), ops.tap_conv(u.float(), k, range(20)).to(dtype))
+    assert ops.spectral_moments(u, [k]).dtype == torch.float32
+
+
+def test_non_contiguous_inputs_give_the_same():
+    u = double(2, 50, 4).transpose(1, 2)
+    k = double(20, 4).t()
+    assert torch.equal(ops.fft_conv(u, k), ops.fft_conv(u.contiguous(), k.contiguous()))
+    assert torch.equal(ops.spectral_moments(u, [k]), ops.spectral_moments(u.contiguous(), [k.contiguous()]))
+    assert torch.equal(ops.tap_conv(u, k, range(20)), ops.tap_conv(u.contiguous(), k.contiguous(), range(20)))
+
+
+def test_float32_moments_stay_accurate_at_length_16384():
+    u = torch.randn(2, 3, 16384)
+    kernels = [torch.randn(3, n) / n**0.5 for n in (1, 128, 16384)]
+    exact = ops.spectral_moments(u.double(), [k.double() for k in kernels])[1]
+    assert torch.allclose(ops.spectral_moments(u, kernels)[1].double(), exact, rtol=2e-6)

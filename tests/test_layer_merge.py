@@ -1,0 +1,255 @@
+"""Merged == branches, and what a merged layer is."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+
+from mrconv import MRConv, MRConvBlock, SequenceClassifier, reparameterize
+
+from .conftest import randomise, relative
+
+KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
+COMBINATIONS = [
+    {"combine": "sum"},
+    {"combine": "sum", "norm": "scale"},
+    {"combine": "sum", "norm": "none"},
+    {"combine": "concat"},
+    {"combine": "concat", "decay": 2.0},
+    {"combine": "concat", "decay": (0.5, 2.0), "norm": "none"},
+]
+SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2)]
+L_MAX = 200
+
+
+def layer(kind, bidirectional=False, combination=None, heads=1, groups=1, dtype=torch.float64, kernel_size=4, **kw):
+    built = MRConv(
+        4,
+        L_MAX,
+        kernel=kind,
+        kernel_size=kernel_size,
+        bidirectional=bidirectional,
+        heads=heads,
+        groups=groups,
+        dtype=dtype,
+        **(combination or {}),
+        **kw,
+    )
+    return randomise(built).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize(("heads", "groups"), SHAPES)
+@torch.no_grad()
+def test_merged_equals_branches_with_random_statistics(kind, bidirectional, combination, heads, groups):
+    branches = layer(kind, bidirectional, combination, heads, groups, backend="reference")
+    single = copy.deepcopy(branches)
+    single.backend = "torch"
+    merged = copy.deepcopy(branches).reparameterize()
+    for L in (1, 2, 63, 100, L_MAX, 1000):
+        u = torch.randn(2, L, 4, dtype=torch.float64)
+        expected = branches(u)
+        assert expected.shape == (2, L, 4 * heads)
+        assert relative(single(u), expected) < 1e-12
+        assert relative(merged(u), expected) < 1e-12
+        lengths = torch.tensor([L, (L + 1) // 2])
+        assert relative(merged(u, lengths=lengths), branches(u, lengths=lengths)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_merged_equals_branches_in_float32(kind, bidirectional):
+    branches = layer(kind, bidirectional, dtype=torch.float32)
+    exact = copy.deepcopy(branches).double()
+    exact.backend = "reference"
+    merged = copy.deepcopy(branches).reparameterize()
+    for L in (1, 63, L_MAX, 1000):
+        u = torch.randn(2, L, 4)
+        for tested in (branches, merged):
+            assert relative(tested(u).double(), exact(u.double())) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "groups"), SHAPES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_k_rep_is_the_layer_without_skip(kind, heads, groups, bidirectional):
+    tested = layer(kind, bidirectional, heads=heads, groups=groups)
+    k, b = tested.k_rep()
+    C = 4 * heads // groups
+    assert k.shape == ((2, C, L_MAX) if bidirectional else (C, L_MAX))
+    assert b.shape == (C,)
+    assert tested.groups == groups
+    if (heads, groups) == (1, 1):
+        u = torch.zeros(1, 2 * L_MAX + 1, 4, dtype=torch.float64)
+        u[0, L_MAX] = 1
+        y = tested(u)[0].t() - b[:, None]  # the impulse response
+        forward = k[0] if bidirectional else k
+        y[:, L_MAX] -= tested.D
+        assert torch.allclose(y[:, L_MAX:-1], forward, atol=1e-12)
+        backward = k[1] if bidirectional else torch.zeros_like(k)
+        assert torch.allclose(y[:, :L_MAX].flip(1), backward, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_k_rep_is_differentiable(kind):
+    tested = layer(kind, bidirectional=True)
+    k, b = tested.k_rep()
+    (k.square().sum() + b.square().sum()).backward()
+    for name, p in tested.named_parameters():
+        if name != "D":
+            assert p.grad is not None, name
+            assert p.grad.abs().sum() > 0, name
+
+
+def test_merged_formula_is_the_papers_with_variance_plus_eps_and_a_bias():
+    tested = layer("dense", eps=0.3)
+    (branches,) = tested.branches
+    norm = branches.norm
+    N = tested.resolutions
+    k_rep, bias = torch.zeros(4, L_MAX, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    for i, (k, _) in enumerate(branches.kernels()):
+        gamma, beta, mean, var = (
+            x.view(N, 4)[i] for x in (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        )
+        scale = branches.alpha[i] * gamma / torch.sqrt(var + 0.3)
+        k_rep[:, : k.shape[1]] += scale[:, None] * k
+        bias += branches.alpha[i] * beta - scale * mean
+    k, b = tested.k_rep()
+    assert torch.allclose(k, k_rep, atol=1e-13)
+    assert torch.allclose(b, bias, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_merged_state_dict_holds_the_kernel_and_the_bias_only(kind, groups):
+    merged = layer(kind, groups=groups).reparameterize()
+    taps = kind in ("dilated", "sparse")
+    expected = {"weight", "bias"} | ({"lags"} if taps else set()) | ({"D"} if groups > 1 else set())
+    assert set(merged.state_dict()) == expected
+    assert set(dict(merged.named_parameters())) == expected - {"lags"}
+    if taps:
+        assert merged.weight.shape == (4 // groups, len(merged.lags))
+        assert merged.weight.shape[1] <= 4 * 7
+    else:
+        assert merged.weight.shape == (4 // groups, L_MAX)
+
+
+def test_skip_is_folded_into_tap_0():
+    tested = layer("fourier")
+    k, D = tested.k_rep()[0].detach(), tested.D.detach().clone()
+    merged_k, _ = tested.reparameterize().k_rep()
+    assert torch.allclose(merged_k[:, 0], k[:, 0] + D)
+    assert torch.equal(merged_k[:, 1:], k[:, 1:])
+
+
+def test_merging_is_idempotent_and_returns_self():
+    tested = layer("fourier")
+    once = tested.reparameterize()
+    state = copy.deepcopy(once.state_dict())
+    assert once is tested
+    assert once.reparameterize() is tested
+    assert all(torch.equal(state[name], x) for name, x in once.state_dict().items())
+    assert "merged" in repr(once)
+
+
+def test_merging_a_layer_in_training_mode_uses_the_running_statistics_and_ends_in_eval_mode():
+    trained = layer("fourier").train()
+    merged = copy.deepcopy(trained).reparameterize()
+    assert not merged.training
+    u = torch.randn(2, 50, 4, dtype=torch.float64)
+    assert relative(merged(u), trained.eval()(u)) < 1e-12
+
+
+def test_a_merged_layer_warns_once_and_trains_the_kernel_it_has():
+    merged = layer("fourier").reparameterize()
+    with pytest.warns(UserWarning, match="merged"):
+        merged.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        merged.eval().train()
+    u = torch.randn(2, 50, 4, dtype=torch.float64)
+    before = merged(u)
+    before.square().sum().backward()
+    with torch.no_grad():
+        for p in merged.parameters():
+            assert p.grad.abs().sum() > 0
+            p -= 1e-3 * p.grad
+    assert merged(u).square().sum() < before.square().sum()
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_merging_broken_statistics_is_refused_and_leaves_the_layer_whole(name, bad):
+    tested = layer("fourier")
+    getattr(tested.branches[0].norm, name)[3] = bad
+    keys = set(tested.state_dict())
+    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+        tested.reparameterize()
+    assert not tested.merged
+    assert set(tested.state_dict()) == keys
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_merged_checkpoint_loads_into_a_layer_built_merged(kind, bidirectional):
+    merged = layer(kind, bidirectional).reparameterize()
+    other = layer(kind, bidirectional, merged=True, seed=12345)
+    assert other.merged
+    other.load_state_dict(merged.state_dict())
+    u = torch.randn(2, 77, 4, dtype=torch.float64)
+    assert torch.equal(other(u), merged(u))
+
+
+def test_merged_checkpoint_is_refused_by_a_layer_with_branches():
+    with pytest.raises(RuntimeError, match="the checkpoint is merged .* build it with merged=True"):
+        layer("fourier").load_state_dict(layer("fourier").reparameterize().state_dict())
+
+
+def test_checkpoints_carry_a_format_version_and_newer_ones_are_refused():
+    tested = layer("fourier")
+    buffer = io.BytesIO()
+    torch.save(tested.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    assert state._metadata[""]["version"] == 1
+    state._metadata[""]["version"] = 2
+    with pytest.raises(RuntimeError, match="format 2, newer than"):
+        tested.load_state_dict(state)
+
+
+@pytest.mark.parametrize("block_norm", ["batch", "layer"])
+@torch.no_grad()
+def test_a_whole_model_merges_in_place(block_norm):
+    model = SequenceClassifier(
+        n_classes=3, vocab_size=7, d_model=8, depth=3, l_max=64, block_norm=block_norm, dropout=0.3, dtype=torch.float64
+    )
+    randomise(model).train()
+    tokens, lengths = torch.randint(7, (4, 50)), torch.tensor([50, 3, 20, 49])
+    assert reparameterize(model.eval()) is model
+    fresh = SequenceClassifier.from_config(model.config, dtype=torch.float64)
+    assert not any(m.training for m in model.modules())
+    assert all(block.layer.merged for block in model.backbone.blocks)
+    assert not any(block.layer.merged for block in fresh.backbone.blocks)
+    assert model(tokens, lengths=lengths).shape == (4, 3)
+
+
+@torch.no_grad()
+def test_a_merged_model_gives_what_it_gave_before():
+    model = randomise(
+        SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=3, l_max=64, kernel_size=2, dtype=torch.float64)
+    ).eval()
+    x = torch.randn(4, 64, 2, dtype=torch.float64)
+    before = model(x)
+    assert relative(reparameterize(model)(x), before) < 1e-12
+
+
+def test_a_block_merges_too():
+    block = randomise(MRConvBlock(4, 32, kernel="dilated", kernel_size=2, dtype=torch.float64)).eval()
+    u = torch.randn(2, 32, 4, dtype=torch.float64)
+    before = block(u)
+    assert relative(reparameterize(block)(u), before) < 1e-12
