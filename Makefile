@@ -32,7 +32,7 @@ test-all: lint test-timm
 
 # timm imports torchvision, which must stay out of the main environment: both live in a folder of their own.
 $(TIMM): $(READY)
-	$(BIN)/python -m pip install --quiet --no-deps --target $@ timm==1.0.30 torchvision==0.28.0
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ timm==1.0.30 torchvision==0.28.0 pillow
 
 test-timm: $(TIMM)
 	PYTHONPATH=$(TIMM) $(BIN)/python -m pytest tests/with_timm

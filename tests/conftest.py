@@ -31,8 +31,12 @@ def gradients(f, *inputs):
     """Return f's output and its gradients, pulled back from fixed random numbers."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     y = f(*inputs)
-    pull = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(7)).to(y.device)
-    return y.detach(), torch.autograd.grad(y, inputs, pull)
+    return y.detach(), torch.autograd.grad(y, inputs, pull(y))
+
+
+def pull(y):
+    """Return the same random gradient for an output, whatever its dtype."""
+    return torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7)).to(y)
 
 
 def training_step(layer, u, **kwargs):
@@ -41,5 +45,5 @@ def training_step(layer, u, **kwargs):
     layer.zero_grad()
     x = u.detach().clone().requires_grad_()
     y = layer(x, **kwargs)
-    y.backward(torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(7)))
+    y.backward(pull(y))
     return y.detach(), x.grad, {name: p.grad.clone() for name, p in layer.named_parameters()}

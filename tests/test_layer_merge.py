@@ -206,7 +206,7 @@ def test_merged_checkpoint_loads_into_a_layer_built_merged(kind, bidirectional):
 
 
 def test_merged_checkpoint_is_refused_by_a_layer_with_branches():
-    with pytest.raises(RuntimeError, match="the checkpoint is merged .* build it with merged=True"):
+    with pytest.raises(RuntimeError, match=r"the checkpoint is merged .* build it with merged=True"):
         layer("fourier").load_state_dict(layer("fourier").reparameterize().state_dict())
 
 

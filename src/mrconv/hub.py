@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,7 +17,14 @@ from torch import nn
 from .config import BackboneConfig
 from .layer import FORMAT_VERSION, MRConv
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CARD_TEMPLATE = """---
+{{ card_data }}
+---
+
+A sequence model of reparameterized multi-resolution convolutions, made with the Python library `mrconv`.
+`config.json` names its class and all of its options; load it with `from_pretrained` of that class.
+"""
 
 
 class _LocalMixin:
@@ -50,6 +58,7 @@ class Model(
     library_name="mrconv",
     license="apache-2.0",
     tags=["mrconv", "long-convolution", "sequence-model"],
+    model_card_template=CARD_TEMPLATE,
 ):
     """A module made from a config: `Model(**options)`, `Model.from_config(config)`, `Model.from_pretrained(folder)`.
 
@@ -84,6 +93,22 @@ class Model(
         options = config if isinstance(config, dict) else vars(config)
         return cls(**options, **factory)
 
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
+        """Write weights, config and (with huggingface_hub) a model card into a folder; each file whole or not at all.
+
+        The options are those of `huggingface_hub.ModelHubMixin.save_pretrained`, among them `push_to_hub`.
+        """
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.get("push_to_hub"):
+            options.setdefault("repo_id", folder.name)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as stage:
+            result = super().save_pretrained(stage, **options)
+            for path in Path(stage).iterdir():
+                if path.name != CARD or not (folder / CARD).exists():
+                    os.replace(path, folder / path.name)
+        return result
+
     def _current_config(self) -> BackboneConfig:
         """Return the config that rebuilds the model as it now is: merged or not, and at which rate."""
         layers = [m for m in self.modules() if isinstance(m, MRConv)]
@@ -98,8 +123,8 @@ class Model(
         config = json.dumps(header | dataclasses.asdict(self._current_config()), indent=2) + "\n"
         state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         metadata = {"format": "pt", "mrconv_format_version": str(FORMAT_VERSION)}
-        _replace(save_directory / WEIGHTS, lambda path: save_file(state, path, metadata))
-        _replace(save_directory / CONFIG, lambda path: path.write_text(config))
+        save_file(state, save_directory / WEIGHTS, metadata)
+        (save_directory / CONFIG).write_text(config)
 
     @classmethod
     def _from_pretrained(
@@ -140,13 +165,3 @@ class Model(
         model = cls(**options)
         model.load_state_dict(state)
         return model.eval()
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write a file beside its place and move it there when it is whole."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

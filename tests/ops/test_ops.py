@@ -78,9 +78,7 @@ def test_tap_moments_equal_moments_of_outputs(L):
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 33])
 @pytest.mark.parametrize("modes", [1, 2, 5])
 def test_synthesis_equals_sum_of_cosines(n, modes):
-    assert_same(
-        lambda x: ops.synthesize(x, n), lambda x: ops.synthesize_reference(x, n), double(3, 4, modes, 2)
-    )
+    assert_same(lambda x: ops.synthesize(x, n), lambda x: ops.synthesize_reference(x, n), double(3, 4, modes, 2))
 
 
 @pytest.mark.parametrize("n", [*range(1, 200), 1021, 4099, 16001, 100_003])

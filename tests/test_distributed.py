@@ -1,0 +1,84 @@
+"""Statistics synchronised over processes == one process on the joined batch."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from mrconv import MRConv, SequenceClassifier
+
+from .conftest import randomise
+
+SPLIT = 3  # 3 sequences for the first process, 2 for the second
+
+
+def make(kind):
+    torch.manual_seed(0)
+    return randomise(
+        MRConv(4, 50, kernel=kind, kernel_size=2, bidirectional=True, sync_stats=True, seed=1, dtype=torch.float64)
+    )
+
+
+def make_model():
+    torch.manual_seed(0)
+    return SequenceClassifier(
+        n_classes=3, d_input=4, d_model=6, depth=2, l_max=50, sync_stats=True, mask_padding=True, dtype=torch.float64
+    )
+
+
+def data():
+    draw = torch.Generator().manual_seed(3)
+    u = torch.randn(5, 37, 4, dtype=torch.float64, generator=draw)
+    return u, torch.tensor([37, 2, 20, 36, 9])
+
+
+def run(module, u, lengths):
+    y = module(u, lengths=lengths)
+    (y * torch.linspace(-1, 2, y[0].numel(), dtype=y.dtype).view_as(y[0])).square().sum().backward()
+    return y.detach(), [p.grad for p in module.parameters()], list(module.buffers())
+
+
+def worker(rank, path, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    u, lengths = data()
+    mine = slice(0, SPLIT) if rank == 0 else slice(SPLIT, None)
+    out = {}
+    for name, module in (("fourier", make("fourier")), ("dilated", make("dilated")), ("model", make_model())):
+        y, grads, buffers = run(module, u[mine], lengths[mine])
+        for g in grads:
+            dist.all_reduce(g)
+        out[name] = (y, grads, buffers)
+    torch.save(out, results / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
+    mp.spawn(worker, (tmp_path / "rendezvous", tmp_path), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    u, lengths = data()
+    for name, module in (("fourier", make("fourier")), ("dilated", make("dilated")), ("model", make_model())):
+        y, grads, buffers = run(copy.deepcopy(module), u, lengths)
+        assert torch.allclose(torch.cat([first[name][0], second[name][0]]), y, rtol=1e-9, atol=1e-11)
+        largest = max(g.norm() for g in grads)
+        for a, b, expected in zip(first[name][1], second[name][1], grads, strict=True):
+            assert torch.equal(a, b)
+            assert (a - expected).norm() < 1e-9 * largest
+        for a, expected in zip(first[name][2], buffers, strict=True):
+            assert torch.allclose(a.double(), expected.double(), rtol=1e-9)
+
+
+def test_without_processes_the_option_changes_nothing():
+    u, lengths = data()
+    synced, plain = make("fourier"), make("fourier")
+    for branches in plain.branches:
+        branches.sync_stats = False
+    assert torch.equal(synced(u, lengths=lengths), plain(u, lengths=lengths))
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+def test_gloo_is_there():
+    assert dist.is_gloo_available()

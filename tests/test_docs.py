@@ -1,0 +1,58 @@
+"""Every Python block of the README and the docs runs, in order, page by page."""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from mrconv.kernels import base
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def _clean(monkeypatch):
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_clean")
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_block_of_the_page_runs(page):
+    namespace = {"__name__": "page"}
+    text = page.read_text()
+    for match in BLOCK.finditer(text):
+        line = text[: match.start()].count("\n") + 1
+        code = compile("\n" * line + match[1], str(page), "exec")
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(code, namespace)
+
+
+def test_the_pages_have_the_blocks_they_should():
+    counts = {page.name: len(BLOCK.findall(page.read_text())) for page in PAGES}
+    assert counts["README.md"] >= 4
+    assert counts["tour.md"] >= 8
+    assert counts["kernels.md"] >= 2
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_figures_on_the_page_are_those_recorded():
+    results = json.loads((ROOT / "benchmarks/results/exactness.json").read_text())["results"]
+    page = (ROOT / "docs/exactness.md").read_text()
+    for rows in results.values():
+        for name, row in rows.items():
+            line = f"| {name} | " + " | ".join(f"{value:.1e}" for value in row.values()) + " |"
+            assert line in page, line

@@ -1,0 +1,57 @@
+"""The same claims on a GPU, where there is one."""
+
+import copy
+
+import pytest
+import torch
+
+from mrconv import MRConv, SequenceClassifier, reparameterize
+
+from .conftest import randomise, relative, training_step
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_gpu_trains_and_merges_like_the_reference_on_the_cpu(kind, masked):
+    exact = randomise(
+        MRConv(8, 1000, kernel=kind, kernel_size=4, bidirectional=True, backend="reference", dtype=torch.float64)
+    )
+    layer = copy.deepcopy(exact).cuda()
+    layer.backend = "auto"
+    u = torch.randn(4, 1000, 8, dtype=torch.float64)
+    lengths = torch.tensor([1000, 3, 500, 999]) if masked else None
+    y, du, grads = training_step(exact, u, lengths=lengths)
+    z, dz, gpu_grads = training_step(layer, u.cuda(), lengths=lengths)
+    largest = max(g.norm() for g in grads.values())
+    assert relative(z.cpu(), y) < 1e-9
+    assert (dz.cpu() - du).norm() < 1e-9 * largest
+    for name, g in grads.items():
+        assert (gpu_grads[name].cpu() - g).norm() < 1e-9 * largest, name
+    merged = layer.eval().float().reparameterize()
+    assert relative(merged(u.cuda().float(), lengths=lengths).double().cpu(), exact.eval()(u, lengths=lengths)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("L", [1000, 1021, 2048])
+def test_half_precision_and_autocast(dtype, L):
+    model = SequenceClassifier(n_classes=3, d_input=2, d_model=16, depth=2, l_max=2048, kernel_size=2).cuda()
+    x = torch.randn(4, L, 2, device="cuda")
+    with torch.autocast("cuda", dtype=dtype):
+        loss = model(x).float().square().sum()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    low = reparameterize(copy.deepcopy(model)).to(dtype)
+    assert relative(low(x.to(dtype)).float(), model.eval()(x)) < 5e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_by_inductor(kind):
+    torch._dynamo.reset()
+    layer = randomise(MRConv(8, 256, kernel=kind, kernel_size=4)).cuda()
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
+    u = torch.randn(4, 256, 8, device="cuda")
+    assert relative(compiled(u), layer(u)) < 1e-5
+    compiled(u).sum().backward()
