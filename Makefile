@@ -31,10 +31,12 @@ test-all: lint test-timm
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
 # timm imports torchvision, which must stay out of the main environment: both live in a folder of their own.
-$(TIMM): $(READY)
-	$(BIN)/python -m pip install --quiet --no-deps --target $@ timm==1.0.30 torchvision==0.28.0 pillow
+$(TIMM)/.ready: Makefile $(READY)
+	rm -rf $(TIMM)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(TIMM) timm==1.0.30 torchvision==0.28.0 pillow
+	touch $@
 
-test-timm: $(TIMM)
+test-timm: $(TIMM)/.ready
 	PYTHONPATH=$(TIMM) $(BIN)/python -m pytest tests/with_timm
 
 demo: $(READY)

@@ -31,7 +31,7 @@ def gradients(f, *inputs):
     """Return f's output and its gradients, pulled back from fixed random numbers."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     y = f(*inputs)
-    return y.detach(), torch.autograd.grad(y, inputs, pull(y))
+    return y.detach(), torch.autograd.grad(y, inputs, pull(y), materialize_grads=True)
 
 
 def pull(y):

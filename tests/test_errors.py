@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mrconv import LanguageModel, MRConv, MRConvBlock, SequenceClassifier, TwoTowerClassifier
+from mrconv.kernels import base, kernel_class, register_kernel
 
 CLASSIFIER = {"n_classes": 3, "d_model": 4, "l_max": 16, "depth": 1}
 
@@ -25,6 +26,8 @@ CLASSIFIER = {"n_classes": 3, "d_model": 4, "l_max": 16, "depth": 1}
         ({"combine": "concat", "decay": "fast"}, r"decay must be a positive number .*got 'fast'"),
         ({"decay": 2.0}, r"decay needs combine='concat'; got decay=2.0 with combine='sum'"),
         ({"groups": 3}, r"groups must divide d_model = 4; got 3"),
+        ({"kernel": ["fourier"]}, r"kernel must be one of .*; got \['fourier'\]"),
+        ({"eps": 0.0}, r"eps must be positive; got 0.0"),
         ({"heads": 0}, r"heads must be an integer of at least 1; got 0"),
         ({"backend": "cuda"}, r"backend must be one of reference, torch, triton, auto; got 'cuda'"),
         ({"rate": 0}, r"rate must be a positive number; got 0"),
@@ -47,7 +50,8 @@ def test_triton_says_that_it_does_not_exist_yet():
     [
         ((2, 16, 5), r"u must have shape \(batch, length, d_model = 4\); got \(2, 16, 5\)"),
         ((16, 4), r"u must have shape \(batch, length, d_model = 4\); got \(16, 4\)"),
-        ((2, 0, 4), r"u must have a length of at least 1; got shape \(2, 0, 4\)"),
+        ((2, 0, 4), r"u must have a batch and a length of at least 1; got shape \(2, 0, 4\)"),
+        ((0, 16, 4), r"u must have a batch and a length of at least 1; got shape \(0, 16, 4\)"),
     ],
 )
 @pytest.mark.parametrize("merged", [False, True])
@@ -107,6 +111,10 @@ def test_wrong_model_input():
         SequenceClassifier(d_input=2, **CLASSIFIER)(values)
     with pytest.raises(ValueError, match=r"input must have shape \(batch, length, d_model = 4\); got \(2, 16, 3\)"):
         SequenceClassifier(**CLASSIFIER)(values)
+    with pytest.raises(ValueError, match=r"input must be real floating point, .* vocab_size; got torch.uint8"):
+        SequenceClassifier(d_input=3, **CLASSIFIER)(values.byte())
+    with pytest.raises(ValueError, match=r"u must have shape \(batch, length, d_model = 4\); got \(2, 16, 3\)"):
+        MRConvBlock(4, 16, prenorm=True)(values)
     with pytest.raises(ValueError, match=r"first and second must pair up; got 2 and 1"):
         TwoTowerClassifier(vocab_size=5, d_model=4, l_max=16, depth=1)(tokens, tokens[:1])
 
@@ -127,3 +135,23 @@ def test_an_unknown_block_keyword_is_refused():
 def test_a_merged_layer_has_nothing_to_reset():
     with pytest.raises(RuntimeError, match="merged MRConv has no branches"):
         MRConv(4, 16, merged=True).reset_parameters()
+
+
+def test_forward_mode_is_refused_rather_than_dropped():
+    for kind in ("fourier", "dilated"):
+        layer = MRConv(4, 16, kernel=kind).eval()
+        u = torch.randn(2, 16, 4)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.func.jvp(layer, (u,), (u,))
+
+
+def test_a_kernel_of_the_wrong_shape_is_refused(monkeypatch):
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+
+    @register_kernel("short")
+    class Short(kernel_class("dense")):
+        def forward(self, rate=1.0, delay=0.0):
+            return [k[:, 1:] for k in super().forward(rate, delay)]
+
+    with pytest.raises(ValueError, match=r"Short must give kernels of 4 channels and \[2, 4\] taps; got shapes"):
+        MRConv(4, 4, kernel="short", kernel_size=2, norm="none")(torch.randn(1, 4, 4))

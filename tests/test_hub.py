@@ -75,12 +75,48 @@ def test_wrong_class_and_newer_format_are_refused(tmp_path):
         SequenceClassifier.from_pretrained(tmp_path)
 
 
+def test_folders_that_hold_no_model_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
+        SequenceClassifier.from_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nowhere holds no config\.json"):
+        SequenceClassifier.from_pretrained(tmp_path / "nowhere")
+
+
+class Mine(SequenceClassifier):
+    """A user's own subclass."""
+
+
+def test_a_subclass_loads_its_parents_checkpoint(tmp_path):
+    build().save_pretrained(tmp_path)
+    assert isinstance(Mine.from_pretrained(tmp_path), Mine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_comes_back_in_its_dtype(tmp_path, dtype):
+    model = build().to(dtype)
+    model.save_pretrained(tmp_path)
+    loaded = SequenceClassifier.from_pretrained(tmp_path)
+    assert all(
+        torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(model.parameters(), loaded.parameters(), strict=True)
+    )
+
+
+def test_config_survives_json(tmp_path):
+    model = build(combine="concat", decay=(1.0, 2.0))
+    model.save_pretrained(tmp_path)
+    loaded = SequenceClassifier.from_pretrained(tmp_path)
+    assert loaded.config == model.config
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert SequenceClassifier.from_config(saved).config == model.config
+    assert SequenceClassifier.from_config(saved, merged=True).backbone.blocks[0].layer.merged
+
+
 def test_a_half_merged_model_is_refused_and_what_was_saved_stays(tmp_path):
     model = build()
     model.save_pretrained(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     model.backbone.blocks[0].layer.reparameterize()
-    with pytest.raises(ValueError, match="some layers of the model are merged"):
+    with pytest.raises(ValueError, match="not all merged, or not at one rate"):
         model.save_pretrained(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -7,7 +7,7 @@ import torch
 
 from mrconv import MRConv, ops
 
-from .conftest import randomise, relative
+from .conftest import randomise, relative, training_step
 
 KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
 
@@ -75,6 +75,51 @@ def test_lengths_make_padding_as_if_absent(kind, bidirectional, backend, trainin
         assert again[i, n:].abs().max() == 0 if n < again.shape[1] else True
         if not training:
             assert torch.allclose(layer(u[i : i + 1, :n]), y[i : i + 1, :n], atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [False, True])
+def test_nothing_in_the_padding_gets_through(kind, training):
+    layer = build(kernel=kind, bidirectional=True).train(training)
+    u, lengths = double(3, 30, 4), torch.tensor([20, 5, 20])
+    clean = copy.deepcopy(layer)(u, lengths=lengths)
+    u[1, 5:] = float("nan")
+    u[2, 20:] = float("inf")
+    assert torch.allclose(layer(u, lengths=lengths), clean, atol=1e-12)
+
+
+def test_lengths_may_be_a_list_and_empty_sequences_give_nothing():
+    layer = build().train()
+    u = double(3, 30, 4)
+    other = copy.deepcopy(layer)
+    assert torch.equal(layer(u, lengths=[30, 0, 7]), other(u, lengths=torch.tensor([30, 0, 7], dtype=torch.uint8)))
+    before = copy.deepcopy(layer.state_dict())
+    assert layer(u, lengths=[0, 0, 0]).abs().max() == 0
+    assert all(torch.equal(before[name], x) for name, x in layer.state_dict().items())
+
+
+def test_short_sequences_in_long_padding_keep_float32_accuracy():
+    exact = MRConv(4, 16384, kernel_size=32, bidirectional=True, backend="reference", dtype=torch.float64)
+    layer = copy.deepcopy(exact).float()
+    layer.backend = "auto"
+    u, lengths = torch.randn(4, 16384, 4) + 0.5, torch.tensor([100, 50, 80, 10])
+    y, _, grads = training_step(exact, u.double(), lengths=lengths)
+    z, _, grads32 = training_step(layer, u, lengths=lengths)
+    largest = max(g.norm() for g in grads.values())
+    assert relative(z.double(), y) < 1e-5
+    assert all((grads32[name].double() - g).norm() < 1e-4 * largest for name, g in grads.items())
+
+
+def test_frozen_statistics_stay_frozen_in_training_mode():
+    layer = build().train()
+    for m in layer.modules():
+        if isinstance(m, torch.nn.BatchNorm1d):
+            m.eval()
+    u = double(3, 30, 4)
+    before = copy.deepcopy(layer.state_dict())
+    y = layer(u)
+    assert all(torch.equal(before[name], x) for name, x in layer.state_dict().items())
+    assert torch.equal(y, layer.eval()(u))
 
 
 def test_full_lengths_change_nothing():

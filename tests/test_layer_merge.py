@@ -62,9 +62,11 @@ def test_merged_equals_branches_with_random_statistics(kind, bidirectional, comb
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (2, 2)])
 @torch.no_grad()
-def test_merged_equals_branches_in_float32(kind, bidirectional):
-    branches = layer(kind, bidirectional, dtype=torch.float32)
+def test_merged_equals_branches_in_float32(kind, bidirectional, combination, heads, groups):
+    branches = layer(kind, bidirectional, combination, heads, groups, dtype=torch.float32)
     exact = copy.deepcopy(branches).double()
     exact.backend = "reference"
     merged = copy.deepcopy(branches).reparameterize()
@@ -188,7 +190,7 @@ def test_merging_broken_statistics_is_refused_and_leaves_the_layer_whole(name, b
     tested = layer("fourier")
     getattr(tested.branches[0].norm, name)[3] = bad
     keys = set(tested.state_dict())
-    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+    with pytest.raises(ValueError, match=f"the layer cannot be merged: .*{name} holds NaN or infinity"):
         tested.reparameterize()
     assert not tested.merged
     assert set(tested.state_dict()) == keys
@@ -208,6 +210,46 @@ def test_merged_checkpoint_loads_into_a_layer_built_merged(kind, bidirectional):
 def test_merged_checkpoint_is_refused_by_a_layer_with_branches():
     with pytest.raises(RuntimeError, match=r"the checkpoint is merged .* build it with merged=True"):
         layer("fourier").load_state_dict(layer("fourier").reparameterize().state_dict())
+
+
+def test_a_checkpoint_with_branches_is_refused_by_a_merged_layer():
+    with pytest.raises(RuntimeError, match=r"the checkpoint is not merged .* build it with merged=False"):
+        layer("fourier", merged=True).load_state_dict(layer("fourier").state_dict())
+
+
+def test_loading_taps_keeps_the_parameter_and_refuses_foreign_lags():
+    merged = layer("dilated").reparameterize()
+    other = layer("dilated", merged=True)
+    weight = other.weight.requires_grad_(False)
+    other.load_state_dict(merged.state_dict())
+    assert other.weight is weight
+    sparse = layer("sparse", bidirectional=True).reparameterize()
+    causal = layer("sparse", merged=True)
+    before = copy.deepcopy(causal.state_dict())
+    with pytest.raises(RuntimeError, match=r"taps outside of this layer's lags 0 .. 199"):
+        causal.load_state_dict(sparse.state_dict())
+    assert causal.weight.shape == before["weight"].shape
+
+
+def test_changed_positions_are_run():
+    """DDP and functional_call change a buffer without loading a state dict."""
+    a, b = (layer("sparse", seed=seed) for seed in (1, 2))
+    u = torch.randn(2, 50, 4, dtype=torch.float64)
+    expected = a(u)
+    state = dict(a.named_parameters()) | dict(a.named_buffers())
+    assert torch.equal(torch.func.functional_call(b, state, (u,)), expected)
+    with torch.no_grad():
+        for name, tensor in b.state_dict().items():
+            tensor.copy_(a.state_dict()[name])
+    assert torch.equal(b(u), expected)
+
+
+def test_a_model_that_cannot_be_merged_stays_whole_and_names_the_layer():
+    model = SequenceClassifier(n_classes=3, vocab_size=7, d_model=8, depth=2, l_max=64)
+    model.backbone.blocks[1].layer.branches[0].norm.running_var[0] = float("nan")
+    with pytest.raises(ValueError, match=r"backbone.blocks.1.layer cannot be merged: .*running_var holds NaN"):
+        reparameterize(model)
+    assert not model.backbone.blocks[0].layer.merged
 
 
 def test_checkpoints_carry_a_format_version_and_newer_ones_are_refused():

@@ -20,6 +20,7 @@ from mrconv import (
 )
 from mrconv.block import TiedDropout
 from mrconv.config import LayerConfig
+from mrconv.model import pool
 from mrconv.norm import SequenceBatchNorm
 
 from .conftest import randomise, relative
@@ -179,6 +180,23 @@ def test_a_model_learns_and_keeps_its_answers_when_merged():
         before = model(x)
         assert (before.argmax(1) == answer).float().mean() > 0.9
         assert relative(reparameterize(model)(x), before) < 1e-5
+
+
+def test_masked_mean_does_not_overflow_in_half_precision():
+    h = 2 * torch.ones(1, 40_000, 2, dtype=torch.float16)
+    assert torch.equal(pool(h, torch.tensor([40_000]), "mean"), torch.full((1, 2), 2.0, dtype=torch.float16))
+
+
+def test_lengths_may_be_lists_everywhere():
+    lengths = [40, 3, 17]
+    tensor = torch.tensor(lengths)
+    for pooling in ("mean", "last"):
+        model = SequenceClassifier(n_classes=5, mask_padding=True, pool=pooling, **TOKENS).eval()
+        x = tokens()
+        assert torch.equal(model(x, lengths=lengths), model(x, lengths=tensor.to(torch.uint8)))
+    block = MRConvBlock(8, 64).eval()
+    u = torch.randn(3, 40, 8)
+    assert torch.equal(block(u, lengths=lengths), block(u, lengths=tensor))
 
 
 def test_models_run_at_another_rate():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .layer import MRConv
 from .norm import SequenceBatchNorm
-from .validation import check_choice, check_fraction
+from .validation import check_choice, check_fraction, check_input, check_lengths, padding_mask
 
 
 class TiedDropout(nn.Module):
@@ -48,13 +48,6 @@ def block_norm_module(name: str, d_model: int, sync_stats: bool, **factory: Any)
     return SequenceLayerNorm(d_model, **factory)
 
 
-def padding_mask(lengths: Tensor | None, x: Tensor) -> Tensor | None:
-    """Return (B, L, 1), true where x (B, L, D) is no padding."""
-    if lengths is None:
-        return None
-    return (torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None])[..., None]
-
-
 class MRConvBlock(nn.Module):
     """[norm] -> MRConv -> GELU -> dropout -> linear and GLU -> dropout -> residual -> [norm], (B, L, d_model).
 
@@ -83,7 +76,11 @@ class MRConvBlock(nn.Module):
 
     def forward(self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
         """Transform u (B, L, d_model); positions past `lengths` stay out of the layer and the statistics."""
-        mask = padding_mask(lengths, u)
+        check_input(u, self.layer.d_model)
+        mask = None
+        if lengths is not None:
+            lengths = check_lengths(lengths, u.shape[0], u.shape[1])
+            mask = padding_mask(lengths, u)
         x = self.norm(u, mask) if self.prenorm else u
         x = self.dropout(F.gelu(self.layer(x, lengths, rate)))
         x = u + self.dropout(F.glu(self.mix(x), -1))

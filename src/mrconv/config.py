@@ -33,6 +33,11 @@ class LayerConfig:
     merged: bool = False
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        """Make a pair that went through JSON a pair again."""
+        if isinstance(self.decay, list):
+            self.decay = tuple(self.decay)
+
     @classmethod
     def make(cls: type[Config], options: Mapping[str, Any]) -> Config:
         """Build from names and values; an unknown name is refused with the nearest right one."""

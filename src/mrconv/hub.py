@@ -18,6 +18,7 @@ from .config import BackboneConfig
 from .layer import FORMAT_VERSION, MRConv
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+HEADER = ("architecture", "format_version")
 CARD_TEMPLATE = """---
 {{ card_data }}
 ---
@@ -33,7 +34,9 @@ class _LocalMixin:
     def __init_subclass__(cls, **card: Any) -> None:
         super().__init_subclass__()
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        if options:
+            raise ImportError(f"save_pretrained: {', '.join(options)} needs huggingface_hub, which is not installed")
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         self._save_pretrained(Path(save_directory))  # type: ignore[attr-defined]
 
@@ -88,10 +91,10 @@ class Model(
         raise NotImplementedError
 
     @classmethod
-    def from_config(cls, config: BackboneConfig | dict[str, Any], **factory: Any) -> Self:
-        """Build from a config or a dictionary of its values."""
+    def from_config(cls, config: BackboneConfig | dict[str, Any], **overrides: Any) -> Self:
+        """Build from a config or a dictionary of its values, such as a saved config.json."""
         options = config if isinstance(config, dict) else vars(config)
-        return cls(**options, **factory)
+        return cls(**{name: value for name, value in options.items() if name not in HEADER} | overrides)
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
         """Write weights, config and (with huggingface_hub) a model card into a folder; each file whole or not at all.
@@ -109,17 +112,28 @@ class Model(
                     os.replace(path, folder / path.name)
         return result
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """Load from a folder or, with huggingface_hub, from the hub; options override the saved config's."""
+        given = str(pretrained_model_name_or_path)
+        folder = Path(given)
+        local = folder.is_dir() or folder.is_absolute() or given.startswith((".", "~")) or given.count("/") > 1
+        for name in (CONFIG, WEIGHTS) if local else ():
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{given} holds no {name}: it is no folder that save_pretrained wrote")
+        return super().from_pretrained(given, **options)
+
     def _current_config(self) -> BackboneConfig:
         """Return the config that rebuilds the model as it now is: merged or not, and at which rate."""
         layers = [m for m in self.modules() if isinstance(m, MRConv)]
         states = {(layer.merged, layer.rate) for layer in layers}
         if len(states) > 1:
-            raise ValueError("save: some layers of the model are merged and some are not; merge all or none")
+            raise ValueError("the layers of the model are not all merged, or not at one rate: merge all alike or none")
         merged, rate = states.pop()
         return dataclasses.replace(self.config, merged=merged, rate=rate)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        header = {"architecture": type(self).__name__, "format_version": FORMAT_VERSION}
+        header = dict(zip(HEADER, (type(self).__name__, FORMAT_VERSION), strict=True))
         config = json.dumps(header | dataclasses.asdict(self._current_config()), indent=2) + "\n"
         state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         metadata = {"format": "pt", "mrconv_format_version": str(FORMAT_VERSION)}
@@ -140,7 +154,7 @@ class Model(
         token: str | bool | None = None,
         **options: Any,
     ) -> Self:
-        if architecture != cls.__name__:
+        if architecture not in [base.__name__ for base in cls.__mro__]:
             raise ValueError(f"{model_id} holds a {architecture}, not a {cls.__name__}: load it with that class")
         if format_version > FORMAT_VERSION:
             raise ValueError(
@@ -162,6 +176,9 @@ class Model(
                 )
             )
         state = load_file(weights)
+        dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+        if len(dtypes) == 1:
+            options.setdefault("dtype", dtypes.pop())
         model = cls(**options)
         model.load_state_dict(state)
         return model.eval()

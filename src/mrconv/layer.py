@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from . import ops
-from .branches import Branches
-from .kernels import kernel_class, resampled
+from .branches import Branches, resolution_lengths
+from .kernels import IntegerBuffers, kernel_class, resampled
+from .norm import track
 from .ops import Lags, Taps, compute_dtype
-from .validation import check_choice, check_decay, check_input, check_lengths, check_positive_int, check_rate
+from .validation import (
+    check_choice,
+    check_decay,
+    check_input,
+    check_lengths,
+    check_positive_int,
+    check_rate,
+    known,
+    padding_mask,
+)
 
 FORMAT_VERSION = 1
 """Version of the names and shapes in state dicts and saved models."""
 
 
-class MRConv(nn.Module):
+class MRConv(IntegerBuffers):
     """Multi-resolution convolution over sequences, (B, L, d_model) -> (B, L, heads * d_model).
 
     y = sum_i alpha_i BN_i(k_i * u) + D u, the kernels k_i doubling in length up to l_max. Computed as one
@@ -41,8 +51,8 @@ class MRConv(nn.Module):
         heads: independent kernels per channel; multiplies the output's channels.
         groups: channels share kernels in this many groups: channel d uses kernel d % (d_model // groups).
         backend: "reference" (N convolutions and N BatchNorms), "torch" (one convolution), "triton", or "auto".
-        eps, momentum: of the BatchNorms.
-        sync_stats: add up the statistics over all processes of `torch.distributed`.
+        eps, momentum: of the branches' BatchNorms.
+        sync_stats: add up the statistics over all processes of `torch.distributed` (a block's own BatchNorm too).
         rate: sampling rate of the input relative to that of training; continuous kernels only.
         merged: build the layer merged, to load a merged checkpoint into.
         seed: of positions that are drawn once (sparse kernels); None draws it from torch's generator.
@@ -82,6 +92,8 @@ class MRConv(nn.Module):
         check_choice("backend", backend, ("reference", "torch", "triton", "auto"))
         continuous = kernel_class(kernel).continuous
         check_rate(rate, kernel, continuous)
+        if not eps > 0:
+            raise ValueError(f"eps must be positive; got {eps!r}")
         if kernel_size > l_max:
             raise ValueError(f"kernel_size must be at most l_max = {l_max}; got {kernel_size}")
         if d_model % groups:
@@ -95,9 +107,9 @@ class MRConv(nn.Module):
 
         self.d_model, self.l_max, self.kernel_size = d_model, l_max, kernel_size
         self.kernel, self.continuous, self.combine, self.norm = kernel, continuous, combine, norm
-        self.bidirectional, self.heads, self.groups, self.backend = bidirectional, heads, groups, backend
+        self.bidirectional, self.heads, self.groups = bool(bidirectional), heads, groups
+        self.backend, self.sync_stats = backend, sync_stats
         self.rate, self.merged, self._warned = float(rate), False, False
-        self._lags: Lags = range(0)
         if seed is None:
             seed = int(torch.randint(2**31, (), device="cpu"))
         self.branches = nn.ModuleList(
@@ -111,13 +123,12 @@ class MRConv(nn.Module):
                 decay=check_decay(decay, combine),
                 eps=eps,
                 momentum=momentum,
-                sync_stats=sync_stats,
                 anticausal=direction == 1,
                 seed=seed + direction,
                 device=device,
                 dtype=dtype,
             )
-            for direction in range(1 + bidirectional)
+            for direction in range(1 + self.bidirectional)
         )
         self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, device=device, dtype=dtype))
         nn.init.normal_(self.D)
@@ -127,7 +138,7 @@ class MRConv(nn.Module):
     @property
     def resolutions(self) -> int:
         """N, the number of kernels per direction."""
-        return math.ceil(math.log2(self.l_max / self.kernel_size)) + 1
+        return len(resolution_lengths(self.l_max, self.kernel_size, self.combine))
 
     def forward(self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
         """Convolve u (B, L, d_model) -> (B, L, heads * d_model), in u's dtype.
@@ -136,25 +147,31 @@ class MRConv(nn.Module):
         """
         check_input(u, self.d_model)
         rate = self._checked(rate)
-        B, L, _ = u.shape
-        x, mask = u.transpose(1, 2), None
-        if lengths is not None:
-            lengths = check_lengths(lengths, B, L, u.device)
-            mask = torch.arange(L, device=u.device) < lengths[:, None]
-            x = x * mask[:, None]
-            lengths = lengths.repeat_interleave(self.groups, output_size=B * self.groups)
-        x = x.reshape(B * self.groups, self.d_model // self.groups, L).repeat(1, self.heads, 1)
+        if lengths is None:
+            return self._convolve(u, None, rate)
+        lengths = check_lengths(lengths, u.shape[0], u.shape[1])
+        longest = int(lengths.max()) if known(lengths) else u.shape[1]
+        if longest == 0:
+            return u.new_zeros(*u.shape[:2], self.heads * self.d_model)
+        # Nothing past the longest sequence: less work, and statistics that lose no digits to padding.
+        kept = u[:, :longest]
+        padding = ~padding_mask(lengths, kept)
+        y = self._convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate)
+        return F.pad(y.masked_fill(padding, 0), (0, 0, 0, u.shape[1] - longest))
 
+    def _convolve(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Convolve u (B, L, d_model), zero from `lengths` on, where the output is of no use."""
+        B, L, _ = u.shape
+        x = u.transpose(1, 2).reshape(B * self.groups, self.d_model // self.groups, L).repeat(1, self.heads, 1)
+        if lengths is not None:
+            lengths = lengths.repeat_interleave(self.groups, output_size=B * self.groups)
         if self.backend == "reference" and not self.merged:
             y, skip = self._by_branches(x, lengths, rate), self.D
         else:
             y, skip = self._by_one_kernel(x, lengths, rate), self.D if self.groups > 1 else None
-
         x, y = (z.reshape(B, self.heads * self.d_model, L) for z in (x, y))
         if skip is not None:
             y = y + skip[:, None].to(x.dtype) * x
-        if mask is not None:
-            y = y * mask[:, None]
         return y.transpose(1, 2)
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
@@ -184,18 +201,27 @@ class MRConv(nn.Module):
         if self.merged:
             return self
         assert self.D is not None
-        for name, buffer in self.named_buffers():
-            if not buffer.is_meta and not buffer.isfinite().all():
-                raise ValueError(f"{name} holds NaN or infinity: this layer cannot be merged")
+        self.check_mergeable()
         values, lags, bias = self._merge(rate, skip=self.groups == 1)
         dtype = self.D.dtype
         self.weight, self.bias = nn.Parameter(values.to(dtype)), nn.Parameter(bias.to(dtype))
-        self._set_lags(lags)
+        self.register_buffer("lags", None if isinstance(lags, range) else torch.tensor(lags, device="cpu"))
+        if self.lags is not None:
+            self.integers("lags")
+            self.lags = self.lags.to(values.device)
         self.branches = nn.ModuleList()
         if self.groups == 1:
             self.D = None
         self.rate, self.merged = rate, True
         return self.eval()
+
+    def check_mergeable(self, name: str = "the layer") -> None:
+        """Refuse statistics that would make a merged kernel of NaN."""
+        for key, buffer in self.named_buffers():
+            if not buffer.is_meta and not buffer.isfinite().all():
+                raise ValueError(
+                    f"{name} cannot be merged: {key} holds NaN or infinity; go back to a checkpoint from before that"
+                )
 
     def train(self, mode: bool = True) -> MRConv:
         """Set the mode; a merged layer warns, once, that there are no branches left to train."""
@@ -236,32 +262,47 @@ class MRConv(nn.Module):
         return float(rate)
 
     def _by_branches(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        mask = None if lengths is None else torch.arange(x.shape[2], device=x.device) < lengths[:, None]
+        mask = None if lengths is None else padding_mask(lengths, x.transpose(1, 2))[..., 0]
         wide = x.to(compute_dtype(x))
         total = torch.stack([branches.reference(wide, mask, rate) for branches in self._directions()]).sum(0)
         return total.to(x.dtype)
 
     def _by_one_kernel(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        if self.merged:
-            merged = self._stored()
-        elif self.training:
-            merged = self._merge(rate, self.groups == 1, x, lengths)
-        else:
-            merged = self._merge(rate, self.groups == 1)
-        values, lags, bias = merged
+        norms = [d.norm for d in self._directions() if d.norm is not None]
+        if any(norm.training for norm in norms):
+            return self._by_batch_statistics(x, lengths, rate, norms)
+        values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
         return ops.conv(x, values, lags) + bias[:, None].to(x.dtype)
 
-    def _stored(self) -> tuple[Tensor, Lags, Tensor]:
-        return self.weight, self._lags, self.bias
+    def _by_batch_statistics(
+        self, x: Tensor, lengths: Tensor | None, rate: float, norms: list[nn.BatchNorm1d]
+    ) -> Tensor:
+        sync = self.sync_stats or isinstance(norms[0], nn.SyncBatchNorm)
+        if x.shape[0] * x.shape[2] == 1 and not sync:
+            raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
+        directions = self._directions()
+        alphas = [d.alpha for d in directions if d.alpha is not None]
+        weights = [alpha * norm.weight.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
+        biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
+        kernels = [kernel for d in directions for kernel in d.kernels(rate)]
+        skip = self.D if self.groups == 1 else None
+        y, mean, var, count = ops.branch_sum(x, kernels, torch.cat(weights), skip, lengths, norms[0].eps, sync)
+        for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
+            track(norm, m.flatten(), v.flatten(), count)
+        return y + torch.cat(biases).sum(0)[:, None].to(y.dtype)
 
-    def _merge(
-        self, rate: float, skip: bool = False, x: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Lags, Tensor]:
-        """Add up all branches, normalised by x's statistics or else the running ones, and D if `skip`."""
+    def _stored(self) -> tuple[Tensor, Lags, Tensor]:
+        if self.lags is not None:
+            return self.weight, self.integers("lags"), self.bias
+        reach = resampled(self.l_max, self.rate)
+        return self.weight, range(-reach if self.bidirectional else 0, reach), self.bias
+
+    def _merge(self, rate: float, skip: bool = False) -> tuple[Tensor, Lags, Tensor]:
+        """Add up all branches, normalised by the running statistics, and D if `skip`."""
         every: list[Taps] = []
         biases: list[Tensor] = []
         for branches in self._directions():
-            kernels, bias = branches.weighted(rate, x, lengths)
+            kernels, bias = branches.merged(rate)
             every += kernels
             biases += [] if bias is None else [bias]
         values, lags = every[0]
@@ -271,36 +312,45 @@ class MRConv(nn.Module):
         merged = ops.merge(every, reach if self.bidirectional else 0, reach)
         return *merged, sum(biases) if biases else values.new_zeros(values.shape[0])  # type: ignore[return-value]
 
-    def _set_lags(self, lags: Lags) -> None:
-        """Keep the merged kernel's lags, as numbers to run with and, if they are scattered, as a buffer to save."""
-        self._lags = lags
-        scattered = None if isinstance(lags, range) else torch.tensor(lags, device=self.weight.device)
-        self.register_buffer("lags", scattered)
-
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool, *args: Any
     ) -> None:
         errors: list[str] = args[-1]
-        if (metadata.get("version") or 0) > FORMAT_VERSION:
+        where = prefix.removesuffix(".") or "the layer"
+        version = metadata.get("version") or 0
+        if version > FORMAT_VERSION:
             errors.append(
-                f"{prefix or 'the layer'}: the checkpoint has format {metadata['version']}, newer than this mrconv's "
-                f"{FORMAT_VERSION}: upgrade mrconv"
+                f"{where}: the checkpoint has format {version}, newer than this mrconv's {FORMAT_VERSION}: "
+                "upgrade mrconv"
             )
         weight, lags = state_dict.get(prefix + "weight"), state_dict.get(prefix + "lags")
-        if weight is not None and not self.merged:
+        if self.merged != (weight is not None) and any(key.startswith(prefix) for key in state_dict):
             errors.append(
-                f"{prefix or 'the layer'}: the checkpoint is merged and this model is not: build it with merged=True"
+                f"{where}: the checkpoint is not merged and this model is: build it with merged=False"
+                if self.merged
+                else f"{where}: the checkpoint is merged and this model is not: build it with merged=True"
             )
         if self.merged and self.lags is not None and weight is not None and lags is not None:
-            # Drawn positions may coincide more or less often, so that the number of taps is the checkpoint's to say.
-            self.weight = nn.Parameter(self.weight.new_empty(weight.shape))
-            self._set_lags(tuple(lags.tolist()))
+            self._adopt_taps(where, weight, lags, errors)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
+
+    def _adopt_taps(self, where: str, weight: Tensor, lags: Tensor, errors: list[str]) -> None:
+        """Make room for a checkpoint's taps: how many drawn positions coincide is the checkpoint's to say."""
+        reach = resampled(self.l_max, self.rate)
+        first, last = (-reach if self.bidirectional else 0), reach - 1
+        if not lags.is_meta and not ((lags >= first) & (lags <= last)).all():
+            errors.append(f"{where}: the checkpoint has taps outside of this layer's lags {first} .. {last}")
+        elif weight.shape[0] == self.weight.shape[0] and weight.shape != self.weight.shape:
+            fresh = self.weight.new_empty(weight.shape)
+            self.weight = nn.Parameter(fresh, requires_grad=self.weight.requires_grad)
+            self.lags = torch.zeros_like(lags, device=fresh.device)
 
 
 def reparameterize(model: nn.Module, rate: float | None = None) -> nn.Module:
     """Merge every MRConv of a model in place and put the model in eval mode; returns the model."""
-    for module in model.modules():
-        if isinstance(module, MRConv):
-            module.reparameterize(rate)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, MRConv)}
+    for name, layer in layers.items():
+        layer.check_mergeable(name or "the layer")
+    for layer in layers.values():
+        layer.reparameterize(rate)
     return model.eval()

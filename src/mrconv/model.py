@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .block import MRConvBlock, block_norm_module, padding_mask
+from .block import MRConvBlock, block_norm_module
 from .config import (
     BackboneConfig,
     ClassifierConfig,
@@ -18,7 +19,8 @@ from .config import (
     TwoTowerConfig,
 )
 from .hub import Model
-from .validation import check_choice, check_lengths, check_positive_int
+from .ops import compute_dtype
+from .validation import check_choice, check_lengths, check_positive_int, padding_mask
 
 
 class Backbone(Model):
@@ -29,7 +31,7 @@ class Backbone(Model):
     def build(self, **factory: Any) -> None:
         """Create encoder, blocks and, with prenorm, the final norm."""
         c = self.config
-        check_positive_int(depth=c.depth)
+        check_positive_int(depth=c.depth, d_model=c.d_model)
         self.encoder: nn.Module = nn.Identity()
         if c.vocab_size is not None and c.d_input is not None:
             raise ValueError("vocab_size (tokens) and d_input (real values) exclude each other: give one")
@@ -59,16 +61,19 @@ class Backbone(Model):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
         """Return features (B, L, d_model). `lengths` (B,) matter only with mask_padding."""
-        self._check(x)
+        self.check(x)
         if lengths is not None:
-            lengths = check_lengths(lengths, x.shape[0], x.shape[1], x.device)
+            lengths = check_lengths(lengths, x.shape[0], x.shape[1])
         seen = lengths if self.config.mask_padding else None
         h = self.encoder(x)
         for block in self.blocks:
             h = block(h, seen, rate)
-        return h if self.norm is None else self.norm(h, padding_mask(seen, h))
+        if self.norm is None:
+            return h
+        return self.norm(h, None if seen is None else padding_mask(seen, h))
 
-    def _check(self, x: Tensor) -> None:
+    def check(self, x: Tensor) -> None:
+        """Refuse an input of another shape or kind than the encoder takes."""
         c = self.config
         if c.vocab_size is not None:
             if x.ndim != 2 or x.is_floating_point():
@@ -76,6 +81,8 @@ class Backbone(Model):
         elif x.ndim != 3 or x.shape[2] != (c.d_input or c.d_model):
             channels = f"d_input = {c.d_input}" if c.d_input else f"d_model = {c.d_model}"
             raise ValueError(f"input must have shape (batch, length, {channels}); got {tuple(x.shape)}")
+        elif not x.is_floating_point():
+            raise ValueError(f"input must be real floating point, or the model be built with vocab_size; got {x.dtype}")
 
 
 class _WithBackbone(Model):
@@ -86,15 +93,14 @@ class _WithBackbone(Model):
         self.backbone = Backbone(**options, **factory)
 
 
-def pool(h: Tensor, lengths: Tensor | None, how: str) -> Tensor:
+def pool(h: Tensor, lengths: Tensor | Sequence[int] | None, how: str) -> Tensor:
     """Reduce (B, L, D) to (B, D) over the first `lengths` positions."""
     if lengths is None:
         return h.mean(1) if how == "mean" else h[:, -1]
-    lengths = lengths.to(h.device)
+    lengths = check_lengths(lengths, h.shape[0], h.shape[1]).to(h.device)
     if how == "mean":
-        mask = padding_mask(lengths, h)
-        assert mask is not None
-        return h.masked_fill(~mask, 0).sum(1) / lengths.clamp(min=1)[:, None].to(h.dtype)
+        total = h.to(compute_dtype(h)).masked_fill(~padding_mask(lengths, h), 0).sum(1)
+        return (total / lengths.clamp(min=1)[:, None]).to(h.dtype)
     return h[torch.arange(h.shape[0], device=h.device), (lengths - 1).clamp(min=0)]
 
 
@@ -140,6 +146,8 @@ class TwoTowerClassifier(_WithBackbone):
         rate: float | None = None,
     ) -> Tensor:
         """Return logits for B pairs. The shorter side is padded with zeros, and both run as one batch of 2B."""
+        self.backbone.check(first)
+        self.backbone.check(second)
         if first.shape[0] != second.shape[0]:
             raise ValueError(f"first and second must pair up; got {first.shape[0]} and {second.shape[0]} sequences")
         both, lengths = _stacked(first, second, first_lengths, second_lengths)
@@ -156,7 +164,7 @@ def _stacked(
     sides, lengths = [], []
     for x, given in ((first, first_lengths), (second, second_lengths)):
         whole = torch.full((x.shape[0],), x.shape[1], device=x.device)
-        lengths.append(whole if given is None else check_lengths(given, x.shape[0], x.shape[1], x.device))
+        lengths.append(whole if given is None else check_lengths(given, x.shape[0], x.shape[1]).to(x.device))
         sides.append(F.pad(x, (0, 0) * (x.ndim - 2) + (0, L - x.shape[1])))
     return torch.cat(sides), torch.cat(lengths)
 
@@ -216,6 +224,6 @@ class LanguageModel(_WithBackbone):
     def _embedding(self) -> Tensor:
         return self.backbone.encoder.weight  # type: ignore[return-value]
 
-    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
         """Return logits of the token after each position."""
-        return F.linear(self.backbone(tokens, lengths), self._embedding)
+        return F.linear(self.backbone(tokens, lengths, rate), self._embedding)

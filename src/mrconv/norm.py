@@ -1,42 +1,13 @@
-"""BatchNorm from sums: statistics that a mask, a spectrum or other processes may have a part in."""
+"""BatchNorm with statistics from elsewhere: a mask, a spectrum or other processes may have a part in them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from .ops import compute_dtype
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
-
-
-def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance from sums[0] (of values) and sums[1] (of squares) over `count` elements.
-
-    With `sync`, sums and count are added up over all processes first. Returns the total count too.
-    """
-    total = torch.as_tensor(count, dtype=sums.dtype, device=sums.device)
-    if sync and dist.is_available() and dist.is_initialized():
-        packed = torch.cat([sums.flatten(), total.reshape(1)])
-        packed = _SumOverProcesses.apply(packed)
-        sums, total = packed[:-1].view_as(sums), packed[-1].detach()
-    mean, square = (sums / total.clamp(min=1)).unbind(0)
-    return mean, (square - mean.square()).clamp(min=0), total
+from .ops import compute_dtype, mean_and_variance
 
 
 def affine(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,6 +34,7 @@ def track(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor, count: Tensor) -> Non
     step: float | Tensor | None = norm.momentum
     if step is None:
         step = norm.num_batches_tracked.to(mean.dtype).reciprocal()
+    step = step * (count > 0).to(mean.dtype)  # nothing seen, nothing learned
     unbiased = var * (count / (count - 1).clamp(min=1))
     for running, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
         running.copy_(running + step * (new - running))
@@ -76,11 +48,11 @@ class SequenceBatchNorm(nn.BatchNorm1d):
         self.sync_stats = sync_stats
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalise x; where mask (B, L, 1) is 0, positions stay out of the statistics."""
+        """Normalise x; where mask (B, L, 1) is false, positions stay out of the statistics."""
         if not self.training or (mask is None and not self.sync_stats):
             return super().forward(x.flatten(0, 1)).view_as(x)
         wide = x.to(compute_dtype(x))
-        kept = wide if mask is None else wide * mask
+        kept = wide if mask is None else wide.masked_fill(~mask, 0)
         sums = torch.stack([kept.sum((0, 1)), kept.square().sum((0, 1))])
         count = x.shape[0] * x.shape[1] if mask is None else mask.sum()
         mean, var, total = mean_and_variance(sums, count, self.sync_stats)

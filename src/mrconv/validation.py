@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 def check_positive_int(**values: object) -> None:
     """Refuse anything but integers from 1 on."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1; got {value!r}")
 
 
@@ -46,17 +46,17 @@ def check_rate(rate: float, kernel: str, continuous: bool) -> None:
 
 
 def check_input(u: Tensor, d_model: int) -> None:
-    """Refuse an input that is not (batch, length >= 1, d_model) of real numbers."""
+    """Refuse an input that is not (batch >= 1, length >= 1, d_model) of real numbers."""
     if u.ndim != 3 or u.shape[2] != d_model:
         raise ValueError(f"u must have shape (batch, length, d_model = {d_model}); got {tuple(u.shape)}")
-    if u.shape[1] == 0:
-        raise ValueError(f"u must have a length of at least 1; got shape {tuple(u.shape)}")
+    if u.shape[0] == 0 or u.shape[1] == 0:
+        raise ValueError(f"u must have a batch and a length of at least 1; got shape {tuple(u.shape)}")
     if not u.is_floating_point():
         raise ValueError(f"u must be real floating point; got {u.dtype}")
 
 
-def check_lengths(lengths: Tensor, batch: int, length: int, device: torch.device) -> Tensor:
-    """Return lengths on the device, refusing what is not (batch,) integers in 0 .. length.
+def check_lengths(lengths: Tensor | Sequence[int], batch: int, length: int) -> Tensor:
+    """Return lengths as int64, where they are, refusing what is not (batch,) integers in 0 .. length.
 
     The values are looked at only where that costs no wait: on the CPU, outside of compiled code.
     """
@@ -66,13 +66,20 @@ def check_lengths(lengths: Tensor, batch: int, length: int, device: torch.device
             f"lengths must be integers of shape ({batch},), one per sequence; got {lengths.dtype} of shape "
             f"{tuple(lengths.shape)}"
         )
-    if (
-        lengths.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and (lengths.min() < 0 or lengths.max() > length)
-    ):
+    lengths = lengths.long()
+    if known(lengths) and (lengths.min() < 0 or lengths.max() > length):
         raise ValueError(f"lengths must lie in 0 .. {length}, the input's length; got {lengths.tolist()}")
-    return lengths.to(device)
+    return lengths
+
+
+def known(x: Tensor) -> bool:
+    """Tell whether reading the values of x costs no wait and breaks no graph."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def padding_mask(lengths: Tensor, x: Tensor) -> Tensor:
+    """Return (B, L, 1), true where x (B, L, D) is no padding."""
+    return (torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None])[..., None]
 
 
 def check_fraction(name: str, value: float) -> None:

@@ -50,17 +50,39 @@ def test_fft_and_tap_convolution_agree():
     assert torch.allclose(ops.fft_conv(u, k, 4), ops.tap_conv(u, k, range(-4, 6)), atol=1e-13)
 
 
+DENSE = [
+    [range(1), range(2), range(4), range(8), range(16)],
+    [range(3), range(6), range(12), range(-1, -4, -1), range(-1, -7, -1), range(-1, -150, -1)],
+    [range(64), range(128)],
+    [range(1)],
+]
+SCATTERED = [[(0,), (0, 2), (), (5, 70)], [(0, 3), (-1, -2), (-1, -90)]]
+
+
 @pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("sizes", [(1, 2, 4, 8, 16), (3, 6, 12), (64, 128), (1,)])
-def test_moments_from_spectrum_equal_moments_of_outputs(L, delay, sizes):
-    assert_same(
-        lambda u, *k: ops.spectral_moments(u, k, delay),
-        lambda u, *k: ops.moments_reference(u, k, delay),
-        double(3, 4, L),
-        *(double(4, n) for n in sizes),
-        tolerance=1e-10,
-    )
+@pytest.mark.parametrize("lags", DENSE + SCATTERED, ids=lambda lags: f"{len(lags)}x{type(lags[0]).__name__}")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("skipped", [False, True])
+def test_branch_sum_equals_all_branches(L, lags, masked, skipped):
+    u, weight = double(3, 4, L) + 0.3, double(len(lags), 4)
+    skip = [double(4)] if skipped else []
+    lengths = torch.tensor([L, 1, (L + 1) // 2]) if masked else None
+    mask = torch.arange(L) < (torch.tensor([L] * 3) if lengths is None else lengths)[:, None]
+
+    def run(f):
+        def call(u, weight, *rest):
+            taps = list(zip(rest[: len(lags)], lags, strict=True))
+            y, *statistics = f(u * mask[:, None], taps, weight, *rest[len(lags) :], lengths=lengths)
+            found.append(statistics)
+            return y * mask[:, None]
+
+        return call
+
+    found = []
+    kernels = [double(4, len(at)) for at in lags]
+    assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), u, weight, *kernels, *skip, tolerance=1e-9)
+    for fast, plain in zip(*found, strict=True):
+        assert torch.allclose(fast, plain, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("L", LENGTHS)
@@ -95,12 +117,23 @@ def test_fast_length_is_even_smooth_and_enough(n):
 OPCHECKS = {
     "fft_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 5, requires_grad=True), 2),
     "tap_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 2, requires_grad=True), [0, -4]),
-    "moments": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 7, requires_grad=True), [3, 4], 1),
+    "branch_sum": lambda: (
+        torch.randn(2, 3, 9, requires_grad=True),
+        torch.randn(3, 9, requires_grad=True),
+        torch.randn(3, 3, requires_grad=True),
+        torch.randn(3, requires_grad=True),
+        torch.tensor([9, 4]),
+        [2, 4, 3],
+        2,
+        1e-5,
+        False,
+    ),
     "tap_moments": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 3, requires_grad=True),
         [0, 1, 4],
         [1, 2],
+        torch.tensor([9, 4]),
     ),
     "synthesize": lambda: (torch.randn(3, 4, 2, requires_grad=True), 12),
 }
@@ -119,19 +152,25 @@ def test_half_precision_is_computed_in_float32(dtype):
     assert dk.dtype == torch.float32
     assert torch.equal(y, ops.fft_conv(u.float(), k).to(dtype))
     assert torch.equal(ops.tap_conv(u, k, range(20)), ops.tap_conv(u.float(), k, range(20)).to(dtype))
-    assert ops.spectral_moments(u, [k]).dtype == torch.float32
+    y, mean, var, _ = ops.branch_sum(u, [(k, range(20))], torch.ones(1, 3))
+    assert y.dtype == dtype
+    assert mean.dtype == var.dtype == torch.float32
 
 
 def test_non_contiguous_inputs_give_the_same():
     u = double(2, 50, 4).transpose(1, 2)
     k = double(20, 4).t()
     assert torch.equal(ops.fft_conv(u, k), ops.fft_conv(u.contiguous(), k.contiguous()))
-    assert torch.equal(ops.spectral_moments(u, [k]), ops.spectral_moments(u.contiguous(), [k.contiguous()]))
+    weight = double(1, 4)
+    strided = ops.branch_sum(u, [(k, range(20))], weight)
+    assert torch.equal(strided[0], ops.branch_sum(u.contiguous(), [(k.contiguous(), range(20))], weight)[0])
     assert torch.equal(ops.tap_conv(u, k, range(20)), ops.tap_conv(u.contiguous(), k.contiguous(), range(20)))
 
 
-def test_float32_moments_stay_accurate_at_length_16384():
+def test_float32_statistics_stay_accurate_at_length_16384():
     u = torch.randn(2, 3, 16384)
     kernels = [torch.randn(3, n) / n**0.5 for n in (1, 128, 16384)]
-    exact = ops.spectral_moments(u.double(), [k.double() for k in kernels])[1]
-    assert torch.allclose(ops.spectral_moments(u, kernels)[1].double(), exact, rtol=2e-6)
+    exact = ops.branch_sum(u.double(), [(k.double(), range(k.shape[1])) for k in kernels], torch.ones(3, 3).double())
+    single = ops.branch_sum(u, [(k, range(k.shape[1])) for k in kernels], torch.ones(3, 3))
+    assert torch.allclose(single[2].double(), exact[2], rtol=2e-6)
+    assert (single[0].double() - exact[0]).norm() < 2e-6 * exact[0].norm()

@@ -1,10 +1,11 @@
-"""timm imports torchvision, whose compiled operators a CPU-only environment may lack: declare those it looks up."""
+"""timm imports torchvision, whose compiled operators a CPU-only environment lacks: declare those it looks up there."""
+
+import subprocess
+import sys
 
 import torch
 
-_library = torch.library.Library("torchvision", "DEF")
-for _schema in (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-):
-    _library.define(_schema)
+if subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode != 0:
+    _library = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

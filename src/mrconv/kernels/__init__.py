@@ -1,6 +1,6 @@
 """Kernel parameterisations, all behind one protocol (`Kernel`): parameters -> a kernel per resolution."""
 
-from .base import Kernel, kernel_class, kernel_names, register_kernel, resampled
+from .base import IntegerBuffers, Kernel, kernel_class, kernel_names, register_kernel, resampled
 from .dense import DenseKernel
 from .dilated import DilatedKernel
 from .fourier import FourierKernel
@@ -12,6 +12,7 @@ __all__ = [
     "DilatedKernel",
     "FourierKernel",
     "FourierSparseKernel",
+    "IntegerBuffers",
     "Kernel",
     "SparseKernel",
     "kernel_class",

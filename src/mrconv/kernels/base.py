@@ -10,7 +10,26 @@ import torch
 from torch import Tensor, nn
 
 
-class Kernel(nn.Module):
+class IntegerBuffers(nn.Module):
+    """A module that runs on the numbers in some of its buffers."""
+
+    def integers(self, name: str) -> Any:
+        """Return an integer buffer as nested tuples.
+
+        Reading waits for the device, so the numbers are kept until the buffer changes; on meta those kept are all.
+        """
+        buffer = self.get_buffer(name)
+        kept = self.__dict__.setdefault("_integers", {})
+        key = (id(buffer), buffer._version)
+        if not buffer.is_meta and kept.get(name, (None,))[0] != key:
+            kept[name] = (key, _as_tuples(buffer.tolist()))
+        return kept[name][1]
+
+    # What `torch.compiler.assume_constant_result` sets; calling that here would import all of torch's compiler.
+    integers._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class Kernel(IntegerBuffers):
     """The kernels of one direction: parameters -> one kernel of shape (channels, l_i) per resolution.
 
     `lengths` are the l_i, `kernel_size` is l0. A subclass creates its parameters in `build`, draws them in
@@ -21,8 +40,10 @@ class Kernel(nn.Module):
     continuous: ClassVar[bool] = False
     """Whether the kernels can be sampled at another rate; if not, `forward` is only called with rate 1."""
 
-    positions: tuple[tuple[int, ...], ...] | None = None
-    """Where the taps of each resolution sit, if the kernels are a few taps: `forward` then gives those only."""
+    @property
+    def positions(self) -> tuple[tuple[int, ...], ...] | None:
+        """Where the taps of each resolution sit, if the kernels are a few taps: `forward` then gives those only."""
+        return None
 
     def __init__(
         self,
@@ -63,6 +84,10 @@ class Kernel(nn.Module):
         return f"{self.channels}, lengths={self.lengths}"
 
 
+def _as_tuples(values: Any) -> Any:
+    return tuple(map(_as_tuples, values)) if isinstance(values, list) else values
+
+
 def resampled(length: int, rate: float) -> int:
     """Return the number of taps that a kernel of this length has at this rate."""
     return max(1, round(rate * length))
@@ -76,8 +101,9 @@ def register_kernel(name: str) -> Callable[[_Class], _Class]:
     """Class decorator: make a parameterisation known to `MRConv` as `kernel=name`."""
 
     def register(cls: _Class) -> _Class:
-        if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
-            raise ValueError(f"kernel name {name!r} is taken by {_REGISTRY[name].__qualname__}")
+        taken = _REGISTRY.get(name, cls)
+        if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"kernel name {name!r} is taken by {taken.__module__}.{taken.__qualname__}")
         _REGISTRY[name] = cls
         return cls
 
@@ -91,7 +117,7 @@ def kernel_names() -> list[str]:
 
 def kernel_class(name: str) -> type[Kernel]:
     """Return the parameterisation registered under a name."""
-    if name not in _REGISTRY:
+    if not isinstance(name, str) or name not in _REGISTRY:
         near = difflib.get_close_matches(str(name), _REGISTRY, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"kernel must be one of {', '.join(kernel_names())}; got {name!r}{hint}")

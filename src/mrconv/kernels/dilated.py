@@ -15,9 +15,13 @@ class DilatedKernel(Kernel):
     """l0 taps spaced l_i / l0 apart."""
 
     def build(self, seed: int, **factory: Any) -> None:
-        """Create the taps and place them."""
-        self.positions = tuple(tuple(range(0, n, n // self.kernel_size)) for n in self.lengths)
+        """Create the taps."""
         self.taps = nn.Parameter(torch.empty(len(self.lengths), self.channels, self.kernel_size, **factory))
+
+    @property
+    def positions(self) -> tuple[tuple[int, ...], ...]:
+        """Multiples of the spacing."""
+        return tuple(tuple(range(0, n, n // self.kernel_size)) for n in self.lengths)
 
     def reset_parameters(self) -> None:
         """Draw white taps of unit energy."""

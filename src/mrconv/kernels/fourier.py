@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import synthesize
+from ..ops import compute_dtype, synthesize
 from .base import Kernel, register_kernel, resampled
 
 
@@ -38,7 +38,7 @@ class FourierKernel(Kernel):
         return [self._kernel(i, rate, delay) for i in range(len(self.lengths))]
 
     def _kernel(self, i: int, rate: float, delay: float) -> Tensor:
-        modes, length = self.modes[i], self.lengths[i]
+        modes, length = self.modes[i].to(compute_dtype(self.modes)), self.lengths[i]
         n = resampled(length, rate)
         inner = modes.shape[1] - 1
         if n > length and inner > 0 and 2 * inner == length:

@@ -26,19 +26,16 @@ class SparseKernel(DilatedKernel):
         draw = torch.Generator().manual_seed(seed)
         rows = [torch.randperm(n, generator=draw, device="cpu")[: self.kernel_size] for n in self.lengths]
         index = torch.stack(rows).sort(1).values
-        self._set_positions(index)
-        self.register_buffer("index", index.to(self.taps.device))
+        self.register_buffer("index", index)
+        self._drawn = self.positions
+        self.index = index.to(self.taps.device)
+
+    @property
+    def positions(self) -> tuple[tuple[int, ...], ...]:
+        """What the buffer `index` holds."""
+        return self.integers("index")
 
     def reset_parameters(self) -> None:
-        """Draw white taps of unit energy; their positions stay."""
+        """Draw white taps of unit energy; the positions stay those drawn from the seed."""
         super().reset_parameters()
-        self.index.copy_(torch.tensor(self.positions))
-
-    def _set_positions(self, index: Tensor) -> None:
-        self.positions = tuple(tuple(row) for row in index.tolist())
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        index = state_dict.get(prefix + "index")
-        if index is not None and index.shape == self.index.shape and not index.is_meta:
-            self._set_positions(index)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        self.index.copy_(torch.tensor(self._drawn))

@@ -1,14 +1,17 @@
-"""Pure functions on tensors of shape (batch, channels, length), each with a plain reference beside it."""
+"""Pure functions on tensors of shape (batch, channels, length), each tested against a plain reference."""
 
-from .dispatch import Lags, Taps, conv, conv_reference, densify, merge, moments
+from .dispatch import Lags, Taps, branch_sum, branch_sum_reference, conv, conv_reference, densify, merge
 from .fft import compute_dtype, fast_length, fft_conv, fft_conv_reference
 from .modes import synthesize, synthesize_reference
-from .moments import moments_reference, spectral_moments
+from .normalised import spectral_branch_sum
+from .statistics import mean_and_variance
 from .taps import tap_conv, tap_conv_reference, tap_moments
 
 __all__ = [
     "Lags",
     "Taps",
+    "branch_sum",
+    "branch_sum_reference",
     "compute_dtype",
     "conv",
     "conv_reference",
@@ -16,10 +19,9 @@ __all__ = [
     "fast_length",
     "fft_conv",
     "fft_conv_reference",
+    "mean_and_variance",
     "merge",
-    "moments",
-    "moments_reference",
-    "spectral_moments",
+    "spectral_branch_sum",
     "synthesize",
     "synthesize_reference",
     "tap_conv",

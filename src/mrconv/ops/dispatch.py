@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .fft import fft_conv, fft_conv_reference
-from .moments import spectral_moments
+from .normalised import spectral_branch_sum
+from .statistics import mean_and_variance
 from .taps import tap_conv, tap_conv_reference, tap_moments
 
 Lags = range | tuple[int, ...]
@@ -23,27 +24,73 @@ Taps = tuple[Tensor, Lags]
 def conv(u: Tensor, values: Tensor, lags: Lags) -> Tensor:
     """Depthwise convolution of u (B, C, L) with one kernel, the size of u."""
     if isinstance(lags, range):
-        return fft_conv(u, values, lead=-lags.start)
+        return fft_conv(u, *_around_zero(values, lags))
     return tap_conv(u, values, lags)
 
 
 def conv_reference(u: Tensor, values: Tensor, lags: Lags) -> Tensor:
-    """Compute `conv` for a causal kernel by plain differentiable torch."""
+    """Compute `conv` by plain differentiable torch."""
     if isinstance(lags, range):
-        return fft_conv_reference(u, F.pad(values, (lags.start, 0)))
+        return fft_conv_reference(u, *_around_zero(values, lags))
     return tap_conv_reference(u, values, lags)
 
 
-def moments(u: Tensor, branches: Sequence[Taps]) -> Tensor:
-    """Sum and sum of squares over (B, L) of each causal branch's output, (2, N, C).
+def _around_zero(values: Tensor, lags: range) -> tuple[Tensor, int]:
+    """Return a dense kernel in ascending order of lags, padded to reach lag 0, and how far it looks ahead."""
+    if lags.step < 0:
+        values, lags = values.flip(1), lags[::-1]
+    return F.pad(values, (max(lags.start, 0), max(1 - lags.stop, 0))), max(-lags.start, 0)
 
-    Dense branches must share their first lag.
+
+def branch_sum(
+    u: Tensor,
+    branches: Sequence[Taps],
+    weight: Tensor,
+    skip: Tensor | None = None,
+    lengths: Tensor | None = None,
+    eps: float = 1e-5,
+    sync: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (y, mean, var, count): branches normalised by their batch statistics, weighted, added up, plus skip * u.
+
+    u (B, C, L) is zero from `lengths` (B,) on, where y means nothing. weight is (number of branches, C), skip (C,).
+    Dense branches start at lag 0 or, descending, at -1, those that descend last. mean and var (biased) are each
+    branch's, over `count` elements of all processes if `sync`, and carry no gradient for dense branches.
     """
-    first = branches[0][1]
-    if isinstance(first, range):
-        return spectral_moments(u, [values for values, _ in branches], delay=first.start)
-    values = torch.cat([values for values, _ in branches], 1)
-    return tap_moments(u, values, [p for _, lags in branches for p in lags], [len(b[1]) for b in branches])
+    if isinstance(branches[0][1], range):
+        forward = [values for values, lags in branches if isinstance(lags, range) and lags.step > 0]
+        backward = [values for values, _ in branches[len(forward) :]]
+        return spectral_branch_sum(u, forward, backward, weight, skip, lengths, eps, sync)
+    values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
+    sums = tap_moments(u, values, lags, [len(at) for _, at in branches], lengths)
+    count = u.shape[0] * u.shape[2] if lengths is None else lengths.sum()
+    mean, var, total = mean_and_variance(sums, count, sync)
+    scale = weight * torch.rsqrt(var + eps)
+    weighted = [(s[:, None] * values, at) for s, (values, at) in zip(scale, branches, strict=True)]
+    if skip is not None:
+        weighted.append((skip[:, None].to(values.dtype), (0,)))
+    y = conv(u, *merge(weighted, 0, 0))
+    return y - (scale * mean).sum(0)[:, None].to(y.dtype), mean, var, total
+
+
+def branch_sum_reference(
+    u: Tensor,
+    branches: Sequence[Taps],
+    weight: Tensor,
+    skip: Tensor | None = None,
+    lengths: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute `branch_sum` with all branches' outputs, by plain differentiable torch."""
+    c = torch.stack([conv_reference(u, *branch) for branch in branches])  # (nb, B, C, L)
+    ends = torch.full(u.shape[:1], u.shape[2], device=u.device) if lengths is None else lengths
+    mask = (torch.arange(u.shape[2], device=u.device) < ends[:, None])[:, None].to(u.dtype)
+    count = mask.sum()
+    mean = (c * mask).sum((1, 3)) / count
+    centred = c - mean[:, None, :, None]
+    var = (centred.square() * mask).sum((1, 3)) / count
+    y = (weight * torch.rsqrt(var + eps))[:, None, :, None] * centred
+    return y.sum(0) + (0 if skip is None else skip[:, None] * u), mean, var, count
 
 
 def merge(branches: Sequence[Taps], ahead: int, behind: int) -> Taps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
@@ -26,6 +27,14 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
+def refuse_forward_mode(*tensors: Tensor | None) -> None:
+    """Refuse tangents: the ops know reverse-mode differentiation only, and would drop them without a word."""
+    if forward_ad._current_level >= 0:
+        for x in tensors:
+            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError("mrconv has no forward-mode differentiation (jvp, jacfwd): use reverse mode")
+
+
 def twins(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return a contiguous, uninitialised tensor like each: what an op returns for fake tensors."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
@@ -37,6 +46,7 @@ def fft_conv(u: Tensor, kernel: Tensor, lead: int = 0) -> Tensor:
     u (B, C, L), kernel (C, K); the first `lead` taps look ahead, so that lead = 0 is causal. The kernel may
     be longer or shorter than u. Half precision is computed in float32; the result has u's dtype.
     """
+    refuse_forward_mode(u, kernel)
     return _fft_conv(u, kernel, lead)
 
 

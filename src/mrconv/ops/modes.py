@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.fft import irfft, rfft
 
-from .fft import compute_dtype, twins
+from .fft import compute_dtype, refuse_forward_mode, twins
 
 
 def synthesize(modes: Tensor, n: int) -> Tensor:
     """Inverse real FFT of length n of the lowest modes (..., M, 2), the rest zero: (..., n), scaled by 1/n."""
+    refuse_forward_mode(modes)
     return _synthesize(modes, n)
 
 

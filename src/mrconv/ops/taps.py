@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .fft import compute_dtype, twins
+from .fft import compute_dtype, refuse_forward_mode, twins
 
 
 def tap_conv(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
@@ -16,6 +16,7 @@ def tap_conv(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
 
     Lags may be negative (look ahead) and reach past the ends, where u counts as zero.
     """
+    refuse_forward_mode(u, values)
     return _tap_conv(u, values, list(lags))
 
 
@@ -29,13 +30,16 @@ def tap_conv_reference(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor
     return y
 
 
-def tap_moments(u: Tensor, values: Tensor, lags: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Sum and sum of squares over (B, L) of each branch's output, as (2, N, C).
+def tap_moments(
+    u: Tensor, values: Tensor, lags: Sequence[int], sizes: Sequence[int], lengths: Tensor | None = None
+) -> Tensor:
+    """Sum and sum of squares of each branch's output, over batch and the first `lengths` positions, as (2, N, C).
 
     Branch i has the next sizes[i] of the taps in values (C, sum of sizes) and lags. One branch is in memory
     at a time, in the backward pass too.
     """
-    return _tap_moments(u, values, list(lags), list(sizes))
+    refuse_forward_mode(u, values)
+    return _tap_moments(u, values, list(lags), list(sizes), lengths)
 
 
 def _overlap(u: Tensor, y: Tensor, lag: int) -> tuple[Tensor, Tensor]:
@@ -52,6 +56,13 @@ def _convolve(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
         source, target = _overlap(u, y, lag)
         target.addcmul_(source, value[:, None])
     return y
+
+
+def _cut(c: Tensor, lengths: Tensor | None) -> Tensor:
+    """Zero everything from `lengths` on."""
+    if lengths is None:
+        return c
+    return c * (torch.arange(c.shape[-1], device=c.device) < lengths[:, None])[:, None]
 
 
 def _transpose(grad: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
@@ -82,10 +93,10 @@ def _tap_conv_backward(grad: Tensor, u: Tensor, values: Tensor, lags: list[int])
 
 
 @torch.library.custom_op("mrconv::tap_moments", mutates_args=())
-def _tap_moments(u: Tensor, values: Tensor, lags: list[int], sizes: list[int]) -> Tensor:
+def _tap_moments(u: Tensor, values: Tensor, lags: list[int], sizes: list[int], lengths: Tensor | None) -> Tensor:
     x, moments, start = u.to(compute_dtype(u, values)), [], 0
     for branch in values.to(x.dtype).split(sizes, 1):
-        c = _convolve(x, branch, lags[start : start + branch.shape[1]])
+        c = _cut(_convolve(x, branch, lags[start : start + branch.shape[1]]), lengths)
         moments.append(torch.stack([c.sum((0, 2)), c.square().sum((0, 2))]))
         start += branch.shape[1]
     return torch.stack(moments, 1)
@@ -93,13 +104,13 @@ def _tap_moments(u: Tensor, values: Tensor, lags: list[int], sizes: list[int]) -
 
 @torch.library.custom_op("mrconv::tap_moments_backward", mutates_args=())
 def _tap_moments_backward(
-    grad: Tensor, u: Tensor, values: Tensor, lags: list[int], sizes: list[int]
+    grad: Tensor, u: Tensor, values: Tensor, lags: list[int], sizes: list[int], lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     x = u.to(compute_dtype(u, values))
     du, dvalues, start = torch.zeros_like(x, memory_format=torch.contiguous_format), [], 0
     for i, branch in enumerate(values.to(x.dtype).split(sizes, 1)):
         own = lags[start : start + branch.shape[1]]
-        dc = grad[0, i, :, None] + 2 * grad[1, i, :, None] * _convolve(x, branch, own)
+        dc = _cut(grad[0, i, :, None] + 2 * grad[1, i, :, None] * _convolve(x, branch, own), lengths)
         du += _transpose(dc, branch, own)
         dvalues.append(_correlate(dc, x, own))
         start += branch.shape[1]
@@ -112,7 +123,7 @@ def _(u: Tensor, values: Tensor, lags: list[int]) -> Tensor:
 
 
 @_tap_moments.register_fake
-def _(u: Tensor, values: Tensor, lags: list[int], sizes: list[int]) -> Tensor:
+def _(u: Tensor, values: Tensor, lags: list[int], sizes: list[int], lengths: Tensor | None) -> Tensor:
     return u.new_empty(2, len(sizes), u.shape[1], dtype=compute_dtype(u, values))
 
 
@@ -122,21 +133,26 @@ def _(grad: Tensor, u: Tensor, values: Tensor, lags: list[int]) -> tuple[Tensor,
 
 
 @_tap_moments_backward.register_fake
-def _(grad: Tensor, u: Tensor, values: Tensor, lags: list[int], sizes: list[int]) -> tuple[Tensor, ...]:
+def _(
+    grad: Tensor, u: Tensor, values: Tensor, lags: list[int], sizes: list[int], lengths: Tensor | None
+) -> tuple[Tensor, ...]:
     return twins(u, values)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, values, *ctx.integers = inputs
-    ctx.save_for_backward(u, values)
+    u, values, ctx.lags, *rest = inputs
+    ctx.sizes, lengths = rest or (None, None)
+    ctx.save_for_backward(u, values, lengths)
 
 
 def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return *_tap_conv_backward(grad, *ctx.saved_tensors, *ctx.integers), None
+    u, values, _ = ctx.saved_tensors
+    return *_tap_conv_backward(grad, u, values, ctx.lags), None
 
 
 def _moments_backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return *_tap_moments_backward(grad, *ctx.saved_tensors, *ctx.integers), None, None
+    u, values, lengths = ctx.saved_tensors
+    return *_tap_moments_backward(grad, u, values, ctx.lags, ctx.sizes, lengths), None, None, None
 
 
 _tap_conv.register_autograd(_conv_backward, setup_context=_setup)

@@ -1,0 +1,41 @@
+"""Mean and variance from sums, of one process or of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _SumOverProcesses.forward(ctx, grad)
+
+
+def sum_over_processes(x: Tensor) -> Tensor:
+    """Add up x over all processes of `torch.distributed`, differentiably; x itself where there is one process."""
+    if dist.is_available() and dist.is_initialized():
+        return _SumOverProcesses.apply(x)
+    return x
+
+
+def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance from sums[0] (of values) and sums[1] (of squares) over `count` elements.
+
+    With `sync`, sums and count are added up over all processes first. Returns the total count too.
+    """
+    total = torch.as_tensor(count, dtype=sums.dtype, device=sums.device)
+    if sync:
+        packed = sum_over_processes(torch.cat([sums.flatten(), total.reshape(1)]))
+        sums, total = packed[:-1].view_as(sums), packed[-1].detach()
+    mean, square = (sums / total.clamp(min=1)).unbind(0)
+    return mean, (square - mean.square()).clamp(min=0), total
