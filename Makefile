@@ -7,7 +7,7 @@ TIMM := $(VENV)/timm
 # Some CPUs stop on oneDNN's bf16 matrix products; this asks for the widest set that does not.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: install test test-all test-timm lint demo clean
+.PHONY: install test test-all test-timm test-triton lint demo clean
 
 install: $(READY)
 
@@ -24,10 +24,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint test-timm
+test: lint test-timm test-triton
 	$(BIN)/python -m pytest
 
-test-all: lint test-timm
+test-all: lint test-timm test-triton
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
 # timm imports torchvision, which must stay out of the main environment: both live in a folder of their own.
@@ -38,6 +38,10 @@ $(TIMM)/.ready: Makefile $(READY)
 
 test-timm: $(TIMM)/.ready
 	PYTHONPATH=$(TIMM) $(BIN)/python -m pytest tests/with_timm
+
+# Triton's kernels on the CPU, through its interpreter.
+test-triton: $(READY)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py

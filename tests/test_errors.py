@@ -40,9 +40,11 @@ def test_wrong_option(options, message):
         MRConv(4, 16, **options)
 
 
-def test_triton_says_that_it_does_not_exist_yet():
-    with pytest.raises(NotImplementedError, match="backend='triton' does not exist yet"):
+def test_triton_says_what_it_has_and_why_it_cannot_run():
+    with pytest.raises(NotImplementedError, match="backend='triton' exists for kernel='dilated' and 'sparse' so far"):
         MRConv(4, 16, backend="triton")
+    with pytest.raises(RuntimeError, match="backend='triton' cannot run here: "):
+        MRConv(4, 16, kernel="dilated", backend="triton")(torch.randn(2, 16, 4))
 
 
 @pytest.mark.parametrize(

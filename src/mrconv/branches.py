@@ -88,7 +88,11 @@ class Branches(nn.Module):
         found = self.kernel(rate, delay)
         at = self.kernel.positions
         sizes = [len(row) for row in at] if at is not None else [resampled(n, rate) for n in self.kernel.lengths]
-        if [tuple(k.shape) for k in found] != [(self.kernel.channels, size) for size in sizes]:
+        shapes = [(self.kernel.channels, size) for size in sizes]
+        if len(found) != len(shapes) or any(
+            k.shape != shape and (at is not None or k.shape != (shape[0], 1))
+            for k, shape in zip(found, shapes, strict=True)
+        ):
             raise ValueError(
                 f"{type(self.kernel).__name__} must give kernels of {self.kernel.channels} channels and {sizes} taps; "
                 f"got shapes {[tuple(k.shape) for k in found]}"
@@ -97,8 +101,9 @@ class Branches(nn.Module):
             values = values.to(compute_dtype(values))
             start = round(rate * self.offsets[i])
             if at is None:
-                values = values[:, : reach - start]
-                lags: Lags = range(start, start + values.shape[1])
+                size = min(sizes[i], reach - start)
+                values = values[:, :size]
+                lags: Lags = range(start, start + size)
             else:
                 positions = [start + p for p in at[i]]
                 keep = [j for j, p in enumerate(positions) if p < reach]

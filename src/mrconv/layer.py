@@ -100,8 +100,11 @@ class MRConv(IntegerBuffers):
             raise ValueError(f"groups must divide d_model = {d_model}; got {groups}")
         if combine == "concat" and norm == "batch":
             raise ValueError("norm='batch' needs combine='sum'; with combine='concat' use norm='scale' or 'none'")
-        if backend == "triton":
-            raise NotImplementedError("backend='triton' does not exist yet; use 'auto', 'torch' or 'reference'")
+        if backend == "triton" and kernel not in ("dilated", "sparse"):
+            raise NotImplementedError(
+                f"backend='triton' exists for kernel='dilated' and 'sparse' so far; got {kernel!r}: use 'auto', which "
+                "takes what there is"
+            )
         if backend == "reference" and sync_stats:
             raise ValueError("sync_stats=True needs backend='torch' or 'auto': the reference has local statistics only")
 
@@ -162,7 +165,9 @@ class MRConv(IntegerBuffers):
     def _convolve(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Convolve u (B, L, d_model), zero from `lengths` on, where the output is of no use."""
         B, L, _ = u.shape
-        x = u.transpose(1, 2).reshape(B * self.groups, self.d_model // self.groups, L).repeat(1, self.heads, 1)
+        x = u.transpose(1, 2).reshape(B * self.groups, self.d_model // self.groups, L)
+        if self.heads > 1:
+            x = x.repeat(1, self.heads, 1)
         if lengths is not None:
             lengths = lengths.repeat_interleave(self.groups, output_size=B * self.groups)
         if self.backend == "reference" and not self.merged:
@@ -272,7 +277,8 @@ class MRConv(IntegerBuffers):
         if any(norm.training for norm in norms):
             return self._by_batch_statistics(x, lengths, rate, norms)
         values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
-        return ops.conv(x, values, lags) + bias[:, None].to(x.dtype)
+        backend = "torch" if self.backend == "reference" else self.backend
+        return ops.conv(x, values, lags, backend) + bias[:, None].to(x.dtype)
 
     def _by_batch_statistics(
         self, x: Tensor, lengths: Tensor | None, rate: float, norms: list[nn.BatchNorm1d]
@@ -286,7 +292,9 @@ class MRConv(IntegerBuffers):
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         kernels = [kernel for d in directions for kernel in d.kernels(rate)]
         skip = self.D if self.groups == 1 else None
-        y, mean, var, count = ops.branch_sum(x, kernels, torch.cat(weights), skip, lengths, norms[0].eps, sync)
+        y, mean, var, count = ops.branch_sum(
+            x, kernels, torch.cat(weights), skip, lengths, norms[0].eps, sync, self.backend
+        )
         for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
             track(norm, m.flatten(), v.flatten(), count)
         return y + torch.cat(biases).sum(0)[:, None].to(y.dtype)

@@ -97,10 +97,15 @@ def test_tap_moments_equal_moments_of_outputs(L):
     assert_same(lambda u, v: ops.tap_moments(u, v, lags, sizes), reference, double(3, 4, L), double(4, 6))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 33])
+@pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 9, 33), (5,)])
 @pytest.mark.parametrize("modes", [1, 2, 5])
-def test_synthesis_equals_sum_of_cosines(n, modes):
-    assert_same(lambda x: ops.synthesize(x, n), lambda x: ops.synthesize_reference(x, n), double(3, 4, modes, 2))
+def test_synthesis_equals_sum_of_cosines(lengths, modes):
+    scales = [0.5 + n for n in lengths]
+    assert_same(
+        lambda x: torch.cat(ops.synthesize(x, lengths, scales), 1),
+        lambda x: torch.cat(ops.synthesize_reference(x, lengths, scales), 1),
+        double(len(lengths), 4, modes, 2),
+    )
 
 
 @pytest.mark.parametrize("n", [*range(1, 200), 1021, 4099, 16001, 100_003])
@@ -116,7 +121,12 @@ def test_fast_length_is_even_smooth_and_enough(n):
 
 OPCHECKS = {
     "fft_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 5, requires_grad=True), 2),
-    "tap_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 2, requires_grad=True), [0, -4]),
+    "tap_conv": lambda: (
+        torch.randn(2, 3, 9, requires_grad=True),
+        torch.randn(3, 2, requires_grad=True),
+        [0, -4],
+        False,
+    ),
     "branch_sum": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 9, requires_grad=True),
@@ -134,8 +144,9 @@ OPCHECKS = {
         [0, 1, 4],
         [1, 2],
         torch.tensor([9, 4]),
+        False,
     ),
-    "synthesize": lambda: (torch.randn(3, 4, 2, requires_grad=True), 12),
+    "synthesize": lambda: (torch.randn(2, 3, 4, 2, requires_grad=True), [6, 12], [1.0, 2.0]),
 }
 
 

@@ -74,6 +74,8 @@ class Kernel(IntegerBuffers):
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
         """Return the kernels, each (channels, l_i) or, for tap kernels, (channels, number of its taps).
 
+        A kernel that is constant over its length may be given as (channels, 1).
+
         At another rate kernel i has `resampled(l_i, rate)` taps, tap s being the kernel at time s / rate + delay,
         scaled so that its sum (the gain at DC) stays the same.
         """

@@ -29,4 +29,4 @@ class DilatedKernel(Kernel):
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
         """Return the taps of each resolution."""
-        return list(self.taps)
+        return list(self.taps.unbind(0))

@@ -35,20 +35,24 @@ class FourierKernel(Kernel):
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
         """Return the kernels, sampled at this rate from the same modes."""
-        return [self._kernel(i, rate, delay) for i in range(len(self.lengths))]
+        sizes = [resampled(n, rate) for n in self.lengths]
+        modes = self.modes.to(compute_dtype(self.modes))
+        if modes.shape[2] == 1:  # constant
+            factors = [n**0.5 / size for n, size in zip(self.lengths, sizes, strict=True)]
+            return list(torch._foreach_mul(modes[:, :, 0, :1].unbind(0), factors))
+        if rate != 1:
+            pairs = zip(modes.unbind(0), self.lengths, sizes, strict=True)
+            modes = torch.stack([_resample(row, n, size, delay) for row, n, size in pairs])
+        return synthesize(modes, sizes, [n**0.5 for n in self.lengths])
 
-    def _kernel(self, i: int, rate: float, delay: float) -> Tensor:
-        modes, length = self.modes[i].to(compute_dtype(self.modes)), self.lengths[i]
-        n = resampled(length, rate)
-        inner = modes.shape[1] - 1
-        if n > length and inner > 0 and 2 * inner == length:
-            # What was the real Nyquist mode is an inner one on a finer grid: half of it at each of +-m.
-            last = modes[:, -1:] * modes.new_tensor([0.5, 0.0])
-            modes = torch.cat([modes[:, :-1], last], 1)
-        if delay:
-            m = torch.arange(modes.shape[1], device=modes.device, dtype=modes.dtype)
-            angle = 2 * math.pi * delay / length * m
-            real, imaginary = modes.unbind(-1)
-            cos, sin = angle.cos(), angle.sin()
-            modes = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], -1)
-        return math.sqrt(length) * synthesize(modes, n)
+
+def _resample(modes: Tensor, length: int, size: int, delay: float) -> Tensor:
+    """Return the modes (C, M, 2) of a kernel of `length`, sampled with another number of taps and later by `delay`."""
+    inner = modes.shape[1] - 1
+    if size > length and 2 * inner == length:
+        # What was the real Nyquist mode is an inner one on a finer grid: half of it at each of +-m.
+        modes = torch.cat([modes[:, :-1], modes[:, -1:] * modes.new_tensor([0.5, 0.0])], 1)
+    angle = 2 * math.pi * delay / length * torch.arange(inner + 1, device=modes.device, dtype=modes.dtype)
+    real, imaginary = modes.unbind(-1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], -1)

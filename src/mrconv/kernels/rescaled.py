@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -31,9 +32,11 @@ class FourierSparseKernel(Kernel):
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
         """Return the weighted sums, dense."""
-        beta = self.beta[..., None]
-        pairs = zip(self.fourier(), self.sparse(), self.sparse.index, strict=True)
-        return [
-            (beta[0, i] * smooth).index_add(1, index, (beta[1, i] * taps).to(smooth.dtype))
-            for i, (smooth, taps, index) in enumerate(pairs)
-        ]
+        sizes = self.lengths
+        smooth = torch.cat([k.expand(-1, n) for k, n in zip(self.fourier(), sizes, strict=True)], 1)
+        offsets = [0, *itertools.accumulate(sizes)][:-1]
+        index = torch.cat([row + offset for row, offset in zip(self.sparse.index.unbind(0), offsets, strict=True)])
+        smooth_weight, sparse_weight = self.beta.to(smooth.dtype).unbind(0)
+        taps = (self.sparse.taps.to(smooth.dtype) * sparse_weight[..., None]).transpose(0, 1).flatten(1)
+        weight = torch.cat([b[:, None].expand(-1, n) for b, n in zip(smooth_weight.unbind(0), sizes, strict=True)], 1)
+        return list((smooth * weight).index_add(1, index, taps).split(sizes, 1))

@@ -1,7 +1,8 @@
 """Which op runs a kernel: taps at consecutive lags go through the FFT, scattered taps as shifts.
 
 A kernel is `values` (C, T) and the `lags` they act at, y[t] = sum_j values[j] u[t - lags[j]]. Lags given as a
-`range` are consecutive (a dense kernel); a tuple means a few taps here and there.
+`range` are consecutive (a dense kernel); a tuple means a few taps here and there. Values (C, 1) at several consecutive
+lags are a constant kernel.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .backends import use_triton
 from .fft import fft_conv, fft_conv_reference
 from .normalised import spectral_branch_sum
 from .statistics import mean_and_variance
 from .taps import tap_conv, tap_conv_reference, tap_moments
+from .windows import window_branch_sum
 
 Lags = range | tuple[int, ...]
 Taps = tuple[Tensor, Lags]
 
 
-def conv(u: Tensor, values: Tensor, lags: Lags) -> Tensor:
+def conv(u: Tensor, values: Tensor, lags: Lags, backend: str = "auto") -> Tensor:
     """Depthwise convolution of u (B, C, L) with one kernel, the size of u."""
     if isinstance(lags, range):
         return fft_conv(u, *_around_zero(values, lags))
-    return tap_conv(u, values, lags)
+    return tap_conv(u, values, lags, backend)
 
 
 def conv_reference(u: Tensor, values: Tensor, lags: Lags) -> Tensor:
@@ -37,6 +40,7 @@ def conv_reference(u: Tensor, values: Tensor, lags: Lags) -> Tensor:
 
 def _around_zero(values: Tensor, lags: range) -> tuple[Tensor, int]:
     """Return a dense kernel in ascending order of lags, padded to reach lag 0, and how far it looks ahead."""
+    values = values.expand(-1, len(lags))
     if lags.step < 0:
         values, lags = values.flip(1), lags[::-1]
     return F.pad(values, (max(lags.start, 0), max(1 - lags.stop, 0))), max(-lags.start, 0)
@@ -50,6 +54,7 @@ def branch_sum(
     lengths: Tensor | None = None,
     eps: float = 1e-5,
     sync: bool = False,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (y, mean, var, count): branches normalised by their batch statistics, weighted, added up, plus skip * u.
 
@@ -58,19 +63,33 @@ def branch_sum(
     branch's, over `count` elements of all processes if `sync`, and carry no gradient for dense branches.
     """
     if isinstance(branches[0][1], range):
-        forward = [values for values, lags in branches if isinstance(lags, range) and lags.step > 0]
-        backward = [values for values, _ in branches[len(forward) :]]
+        if _windows(u, branches, backend):
+            heights = torch.cat([values for values, _ in branches], 1).t().contiguous()
+            widths = [len(at) for _, at in branches]
+            return window_branch_sum(u, heights, widths, weight, skip, lengths, eps, sync)
+        kernels = [(values.expand(-1, len(at)), at) for values, at in branches]
+        forward = [values for values, at in kernels if isinstance(at, range) and at.step > 0]
+        backward = [values for values, _ in kernels[len(forward) :]]
         return spectral_branch_sum(u, forward, backward, weight, skip, lengths, eps, sync)
     values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
-    sums = tap_moments(u, values, lags, [len(at) for _, at in branches], lengths)
+    sums = tap_moments(u, values, lags, [len(at) for _, at in branches], lengths, backend)
     count = u.shape[0] * u.shape[2] if lengths is None else lengths.sum()
     mean, var, total = mean_and_variance(sums, count, sync)
     scale = weight * torch.rsqrt(var + eps)
-    weighted = [(s[:, None] * values, at) for s, (values, at) in zip(scale, branches, strict=True)]
+    spread = torch.cat(
+        [s[:, None].expand(-1, len(at)) for s, (_, at) in zip(scale.unbind(0), branches, strict=True)], 1
+    )
+    weighted: list[Taps] = [(spread * values, tuple(lags))]
     if skip is not None:
         weighted.append((skip[:, None].to(values.dtype), (0,)))
-    y = conv(u, *merge(weighted, 0, 0))
+    y = conv(u, *merge(weighted, 0, 0), backend)
     return y - (scale * mean).sum(0)[:, None].to(y.dtype), mean, var, total
+
+
+def _windows(u: Tensor, branches: Sequence[Taps], backend: str) -> bool:
+    """Tell whether moving sums will do: causal, constant kernels, and Triton to run them."""
+    constant = all(isinstance(at, range) and at.step > 0 and values.shape[1] == 1 for values, at in branches)
+    return constant and use_triton(u, backend)
 
 
 def branch_sum_reference(
@@ -99,6 +118,7 @@ def merge(branches: Sequence[Taps], ahead: int, behind: int) -> Taps:
     if len(dense) == len(branches):
         total = dense[0][0].new_zeros(dense[0][0].shape[0], ahead + behind)
         for values, lags in dense:
+            values = values.expand(-1, len(lags))
             if lags.step < 0:
                 values, lags = values.flip(1), lags[::-1]
             total = total + F.pad(values, (ahead + lags.start, behind - lags.start - len(lags)))

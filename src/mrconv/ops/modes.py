@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.fft import irfft, rfft
@@ -9,56 +11,61 @@ from torch.fft import irfft, rfft
 from .fft import compute_dtype, refuse_forward_mode, twins
 
 
-def synthesize(modes: Tensor, n: int) -> Tensor:
-    """Inverse real FFT of length n of the lowest modes (..., M, 2), the rest zero: (..., n), scaled by 1/n."""
+def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> list[Tensor]:
+    """Inverse real FFTs of the lowest modes (N, C, M, 2), the rest zero, times scales: (C, n) for each length n."""
     refuse_forward_mode(modes)
-    return _synthesize(modes, n)
+    return list(_synthesize(modes, list(lengths), list(scales)).split(list(lengths), 1))
 
 
-def synthesize_reference(modes: Tensor, n: int) -> Tensor:
-    """Compute `synthesize` as a plain sum of cosines and sines."""
+def synthesize_reference(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> list[Tensor]:
+    """Compute `synthesize` as plain sums of cosines and sines."""
+    return [scale * _sum_of_waves(row, n) for row, n, scale in zip(modes, lengths, scales, strict=True)]
+
+
+def _sum_of_waves(modes: Tensor, n: int) -> Tensor:
     m = torch.arange(min(modes.shape[-2], n // 2 + 1), device=modes.device, dtype=modes.dtype)
     angle = 2 * torch.pi / n * m[:, None] * torch.arange(n, device=modes.device, dtype=modes.dtype)
-    weight = torch.where((m == 0) | (2 * m == n), 1.0, 2.0)
-    real, imaginary = (modes[..., : len(m), :] * weight[:, None] / n).unbind(-1)
-    imaginary = imaginary.masked_fill((m == 0) | (2 * m == n), 0.0)
-    return real @ angle.cos() - imaginary @ angle.sin()
+    single = (m == 0) | (2 * m == n)
+    real, imaginary = (modes[..., : len(m), :] * torch.where(single, 1.0, 2.0)[:, None] / n).unbind(-1)
+    return real @ angle.cos() - imaginary.masked_fill(single, 0.0) @ angle.sin()
 
 
 @torch.library.custom_op("mrconv::synthesize", mutates_args=())
-def _synthesize(modes: Tensor, n: int) -> Tensor:
-    kept = modes[..., : n // 2 + 1, :].to(compute_dtype(modes)).contiguous()
-    return irfft(torch.view_as_complex(kept), n)
+def _synthesize(modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
+    spectra = torch.view_as_complex(modes.to(compute_dtype(modes)).contiguous())
+    rows = zip(spectra, lengths, scales, strict=True)
+    return torch.cat([irfft(scale * row[:, : n // 2 + 1], n) for row, n, scale in rows], 1)
 
 
 @torch.library.custom_op("mrconv::synthesize_backward", mutates_args=())
-def _synthesize_backward(grad: Tensor, modes: Tensor) -> Tensor:
-    n = grad.shape[-1]
-    spectrum = torch.view_as_real(rfft(grad)[..., : modes.shape[-2]]) * (2 / n)
-    spectrum[..., 0, :] /= 2
-    if n % 2 == 0 and modes.shape[-2] > n // 2:
-        spectrum[..., n // 2, :] /= 2
-    result = torch.zeros_like(modes, memory_format=torch.contiguous_format)
-    result[..., : spectrum.shape[-2], :] = spectrum
-    return result
+def _synthesize_backward(grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
+    result = torch.zeros_like(modes, dtype=compute_dtype(modes), memory_format=torch.contiguous_format)
+    for g, row, n, scale in zip(grad.split(lengths, 1), result, lengths, scales, strict=True):
+        spectrum = torch.view_as_real(rfft(g)[:, : row.shape[1]])
+        row[:, : spectrum.shape[1]] = spectrum * (2 * scale / n)
+        row[:, 0] /= 2
+        if n % 2 == 0 and row.shape[1] > n // 2 > 0:
+            row[:, n // 2] /= 2
+    return result.to(modes.dtype)
 
 
 @_synthesize.register_fake
-def _(modes: Tensor, n: int) -> Tensor:
-    return modes.new_empty(*modes.shape[:-2], n, dtype=compute_dtype(modes))
+def _(modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
+    return modes.new_empty(modes.shape[1], sum(lengths), dtype=compute_dtype(modes))
 
 
 @_synthesize_backward.register_fake
-def _(grad: Tensor, modes: Tensor) -> Tensor:
+def _(grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
     return twins(modes)[0]
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(inputs[0])
+    modes, ctx.lengths, ctx.scales = inputs
+    ctx.save_for_backward(modes)
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return _synthesize_backward(grad, *ctx.saved_tensors), None
+    return _synthesize_backward(grad, *ctx.saved_tensors, ctx.lengths, ctx.scales), None, None
 
 
 _synthesize.register_autograd(_backward, setup_context=_setup)

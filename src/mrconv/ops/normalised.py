@@ -25,7 +25,7 @@ from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
 from .fft import compute_dtype, fast_length, refuse_forward_mode, twins
-from .statistics import mean_and_variance, sum_over_processes
+from .statistics import mean_and_variance, normalised_backward
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 
@@ -74,7 +74,8 @@ class _Direction:
     """The input in one direction's own time, right-aligned, and that direction's kernels in groups."""
 
     def __init__(self, x: Tensor, kernels: Sequence[Tensor], first: int, lengths: Tensor | None, reverse: bool) -> None:
-        self.reverse, L = reverse, x.shape[-1]
+        self.reverse, delay, L = reverse, int(reverse), x.shape[-1]
+        budget = L if x.is_cuda else L // 4  # of one group's work: launches cost more on a GPU, work on a CPU
         self.index = None
         if lengths is not None and not reverse:
             self.index = (torch.arange(L, device=x.device) + lengths[:, None]) % L
@@ -83,11 +84,12 @@ class _Direction:
         self.groups = []
         pending: list[Tensor] = []
         for i, kernel in enumerate(kernels):
-            pending.append(F.pad(kernel, (int(reverse), 0))[:, :L])
-            following = kernels[i + 1].shape[1] if i + 1 < len(kernels) else L
-            if (len(pending) + 1) * following > L // 4:
-                length = max(k.shape[1] for k in pending)
-                stacked = torch.stack([F.pad(k, (0, length - k.shape[1])) for k in pending])
+            pending.append(kernel[:, : L - delay])
+            if i + 1 == len(kernels) or (len(pending) + 1) * kernels[i + 1].shape[1] > budget:
+                length = delay + max(k.shape[1] for k in pending)
+                stacked = x.new_zeros(len(pending), x.shape[1], length)
+                for row, k in zip(stacked, pending, strict=True):
+                    row[:, delay : delay + k.shape[1]] = k
                 members = slice(first + i + 1 - len(pending), first + i + 1)
                 self.groups.append(_Group(members, stacked, fast_length(2 * length)))
                 pending = []
@@ -104,6 +106,11 @@ class _Direction:
             back = self.index.argsort(-1)
             return v.gather(-1, back[:, None].expand_as(v))
         return v.flip(-1) if self.reverse else v
+
+
+def _filled(x: Tensor, size: int) -> Tensor:
+    """Return x (C, <= size) with zeros behind."""
+    return x if x.shape[1] == size else F.pad(x, (0, size - x.shape[1]))
 
 
 def _symmetric(half: Tensor, n: int) -> Tensor:
@@ -147,12 +154,12 @@ class _Plan:
                 found.append(torch.stack([(k * direction.running[:, self.L - length :].flip(1)).sum(-1), energy]))
         return torch.cat(found, 1)
 
-    def place(self, b: int, kernel: Tensor) -> Tensor:
-        """Return the part of a kernel over lags -ahead .. behind - 1, or the place for it, that is branch b's."""
+    def own(self, b: int, kernel: Tensor) -> Tensor:
+        """Return the part of a kernel over lags -ahead .. behind - 1 that is branch b's, zero where it has none."""
         size = self.kernels[b].shape[1]
         if b < self.forwards:
-            return kernel[:, self.ahead : self.ahead + size]
-        return kernel[:, max(self.ahead - size, 0) : self.ahead].flip(1)
+            return _filled(kernel[:, self.ahead : self.ahead + size], size)
+        return _filled(kernel[:, max(self.ahead - size, 0) : self.ahead].flip(1), size)
 
     def merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
         """Spectrum of k_rep."""
@@ -212,19 +219,9 @@ def _branch_sum_backward(
     g = grad.to(plan.x.dtype)
     g_spectrum = rfft(F.pad(g, (plan.ahead, 0)), plan.n)
     dk_rep = irfft((plan.spectrum.conj() * g_spectrum).sum(0), plan.n)[..., : plan.ahead + plan.behind]
-    g_sum = g.sum((0, 2))
-
-    own = [plan.place(b, dk_rep) for b in range(len(sizes))]  # what of dk_rep is each branch's, (C, <= l_b)
-    inner = torch.stack([(k[:, : d.shape[1]] * d).sum(1) for k, d in zip(plan.kernels, own, strict=True)])
-    rstd = torch.rsqrt(var + eps)
-    dweight = rstd * (inner - mean * g_sum)
-    total, g_total = dweight, g_sum
-    if sync:
-        both = sum_over_processes(torch.cat([dweight, g_sum[None]]))
-        total, g_total = both[:-1], both[-1]
-    s = weight * rstd
-    q = s * rstd * total / count
-    a = s * g_total / count - q * mean
+    own = torch.cat([plan.own(b, dk_rep) for b in range(len(sizes))], 1)  # what of dk_rep is each branch's
+    inner = torch.stack([x.sum(1) for x in (own * packed).split(sizes, 1)])
+    dweight, s, q, a = normalised_backward(inner, g.sum((0, 2)), weight, mean, var, count, eps, sync)
 
     du = g_spectrum.mul_(plan.merged(s, skip).conj())
     pulls = [_pull_back(plan, direction, q, a) for direction in plan.directions]
@@ -234,14 +231,12 @@ def _branch_sum_backward(
     for direction, pull in zip(plan.directions, pulls, strict=True):
         du = du + direction.restore(pull.late) + direction.restore(pull.steps)
 
-    dkernels = []
+    spread = torch.cat([row[:, None].expand(-1, size) for row, size in zip(s, sizes, strict=True)], 1)
     extra = [dk for pull in pulls for dk in pull.kernels]
-    for b, (part, more) in enumerate(zip(own, extra, strict=True)):
-        dk = F.pad(s[b][:, None] * part, (0, sizes[b] - part.shape[1]))
-        dkernels.append(dk.add_(F.pad(more, (0, sizes[b] - more.shape[1]))))
+    dkernels = torch.cat([_filled(dk, size) for dk, size in zip(extra, sizes, strict=True)], 1).addcmul_(own, spread)
     return (
         du.to(u.dtype).contiguous(),
-        torch.cat(dkernels, 1).to(packed.dtype),
+        dkernels.to(packed.dtype),
         dweight.to(weight.dtype),
         dk_rep[:, plan.ahead].to(weight.dtype).contiguous(),
     )

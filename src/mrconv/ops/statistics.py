@@ -39,3 +39,22 @@ def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> 
         sums, total = packed[:-1].view_as(sums), packed[-1].detach()
     mean, square = (sums / total.clamp(min=1)).unbind(0)
     return mean, (square - mean.square()).clamp(min=0), total
+
+
+def normalised_backward(
+    inner: Tensor, g_sum: Tensor, weight: Tensor, mean: Tensor, var: Tensor, count: Tensor, eps: float, sync: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return dweight and the (s, q, a) of dc_b = s_b g - a_b - q_b c_b.
+
+    That is for y = sum_b weight_b (c_b - mean_b) / sqrt(var_b + eps); g is the output's gradient, inner_b the sum of
+    g c_b (nb, C) and g_sum that of g (C,), both of this process.
+    """
+    rstd = torch.rsqrt(var + eps)
+    dweight = rstd * (inner - mean * g_sum)
+    total, g_total = dweight, g_sum
+    if sync:
+        both = sum_over_processes(torch.cat([dweight, g_sum[None]]))
+        total, g_total = both[:-1], both[-1]
+    s = weight * rstd
+    q = s * rstd * total / count
+    return dweight, s, q, s * g_total / count - q * mean

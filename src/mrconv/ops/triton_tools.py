@@ -1,0 +1,52 @@
+"""What the Triton kernels share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+ROWS, COLUMNS = 64, 32  # of a tile: positions, channels
+
+
+@triton.jit
+def offsets(t, c, stride_l, stride_c):  # type: ignore[no-untyped-def]
+    """Offsets of a tile of positions t and channels c, in 64 bits."""
+    return t[:, None].to(tl.int64) * stride_l + c[None, :].to(tl.int64) * stride_c
+
+
+@triton.jit
+def widen(x):  # type: ignore[no-untyped-def]
+    """Return x in float64, by way of float32 from anything shorter, which Triton's interpreter needs."""
+    if x.dtype == tl.float64:
+        return x
+    return x.to(tl.float32).to(tl.float64)
+
+
+@triton.jit
+def narrow(x, like):  # type: ignore[no-untyped-def]
+    """Return float64 x in the dtype that a pointer points to, by way of float32 to anything shorter."""
+    if like.dtype.element_ty == tl.float64:
+        return x
+    return x.to(tl.float32).to(like.dtype.element_ty)
+
+
+def tiles(x: Tensor) -> tuple[int, int, int]:
+    """Return the grid of programs that covers x (B, C, L)."""
+    B, C, L = x.shape
+    return triton.cdiv(L, ROWS), triton.cdiv(C, COLUMNS), B
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Return numbers as a tensor there; the same numbers travel once."""
+    return _on_device(tuple(numbers), device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=device)

@@ -1,0 +1,108 @@
+"""Branches whose kernels are constant, as moving sums: differences of one running sum, and no FFT at all.
+
+With S[t] = u[0] + ... + u[t], a branch of height h and length W has the output c[t] = h (S[t] - S[t - W]). One pass
+over S gives the statistics of all branches, a second one the output. Going back, sum_t g c_b takes one pass; the
+gradient of S another, dS[t] = sum_b e_b[t] - e_b[t + W_b] with e_b = h_b (s_b g - a_b - q_b c_b), and du is its running
+sum from the end. S is float64, so that differences of it lose nothing that float32 would show, however long the
+sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .fft import compute_dtype, refuse_forward_mode, twins
+from .statistics import mean_and_variance, normalised_backward
+
+
+def window_branch_sum(
+    u: Tensor,
+    heights: Tensor,
+    widths: Sequence[int],
+    weight: Tensor,
+    skip: Tensor | None = None,
+    lengths: Tensor | None = None,
+    eps: float = 1e-5,
+    sync: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `spectral_branch_sum` does for kernels of heights (nb, C) over lags 0 .. widths[b] - 1; by Triton."""
+    refuse_forward_mode(u, heights, weight, skip)
+    y, mean, var, count, _ = _window_sum(u, heights, weight, skip, lengths, list(widths), eps, sync)
+    return y, mean, var, count
+
+
+@torch.library.custom_op("mrconv::window_branch_sum", mutates_args=())
+def _window_sum(
+    u: Tensor,
+    heights: Tensor,
+    weight: Tensor,
+    skip: Tensor | None,
+    lengths: Tensor | None,
+    widths: list[int],
+    eps: float,
+    sync: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from . import windows_triton as kernels
+
+    S = kernels.running_sum(u)
+    raw = kernels.window_moments(S, widths, lengths).to(compute_dtype(u, heights))  # of heights 1
+    sums = torch.stack([raw[0] * heights, raw[1] * heights.square()])
+    mean, var, count = mean_and_variance(sums, u.shape[0] * u.shape[2] if lengths is None else lengths.sum(), sync)
+    scale = weight * torch.rsqrt(var + eps)
+    y = kernels.window_sum(S, u, widths, scale * heights, skip, -(scale * mean).sum(0))
+    return y, mean, var, count, raw
+
+
+@torch.library.custom_op("mrconv::window_branch_sum_backward", mutates_args=())
+def _window_sum_backward(
+    grad: Tensor,
+    u: Tensor,
+    heights: Tensor,
+    weight: Tensor,
+    skip: Tensor | None,
+    lengths: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    raw: Tensor,
+    widths: list[int],
+    eps: float,
+    sync: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from . import windows_triton as kernels
+
+    S = kernels.running_sum(u)
+    products, g_sum, dskip = kernels.window_products(S, u, grad, widths)  # sum_bt of g m_b, of g, and of g u
+    dweight, s, q, a = normalised_backward(products * heights, g_sum, weight, mean, var, count, eps, sync)
+    rise = kernels.window_pull(S, grad, widths, heights, s, q, a, lengths)
+    du = kernels.running_sum_back(rise, grad, skip)
+    dheights = s * products - a * raw[0] - q * heights * raw[1]
+    return du, dheights.to(heights.dtype), dweight.to(weight.dtype), dskip.to(weight.dtype)
+
+
+@_window_sum.register_fake
+def _(u, heights, weight, skip, lengths, widths, eps, sync):  # type: ignore[no-untyped-def]
+    dtype = compute_dtype(u, heights)
+    mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
+    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype), u.new_empty((2, *weight.shape), dtype=dtype)
+
+
+@_window_sum_backward.register_fake
+def _(grad, u, heights, weight, skip, lengths, mean, var, count, raw, widths, eps, sync):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(heights, weight), weight.new_empty(weight.shape[1])
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    u, heights, weight, skip, lengths, *ctx.rest = inputs
+    ctx.save_for_backward(u, heights, weight, skip, lengths, *output[1:])
+
+
+def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    du, dheights, dweight, dskip = _window_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return du, dheights, dweight, dskip if ctx.needs_input_grad[3] else None, *([None] * 4)
+
+
+_window_sum.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,216 @@
+"""The Triton kernels behind `windows.py`. Tensors are (B, C, L) with any strides; a program does a tile of (L, C).
+
+In each, S is the running sum over time in float64 and m_b[t] = S[t] - S[t - W_b] a branch's moving sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+from .triton_tools import COLUMNS, ROWS, narrow, offsets, on_device, tiles, widen
+
+
+@triton.jit
+def _running_sum_kernel(  # type: ignore[no-untyped-def]
+    x, out, g, skip, C, L, x_b, x_c, x_l, o_b, o_c, o_l, g_b, g_c, g_l,
+    REVERSE: tl.constexpr, SKIP: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    b = tl.program_id(1).to(tl.int64)
+    total = tl.zeros([BC], tl.float64)
+    if SKIP:
+        d = widen(tl.load(skip + c, c < C, 0.0))
+    for start in range(0, L, BL):
+        i = start + tl.arange(0, BL)
+        t = i
+        if REVERSE:
+            t = L - 1 - i
+        inside = (i < L)[:, None] & (c < C)[None, :]
+        v = widen(tl.load(x + b * x_b + offsets(t, c, x_l, x_c), inside, 0.0))
+        s = tl.cumsum(v, 0) + total[None, :]
+        total += tl.sum(v, 0)
+        if SKIP:
+            s += d[None, :] * widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0))
+        tl.store(out + b * o_b + offsets(t, c, o_l, o_c), narrow(s, out), inside)
+
+
+@triton.jit
+def _moments_kernel(  # type: ignore[no-untyped-def]
+    S, widths, lengths, out, C, L, N, s_b, s_c, s_l,
+    MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0) * BL + tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    end = L
+    if MASKED:
+        end = tl.load(lengths + b)
+    inside = (t < end)[:, None] & (c < C)[None, :]
+    now = tl.load(S + b * s_b + offsets(t, c, s_l, s_c), inside, 0.0)
+    row = out + ((b * tl.num_programs(0) + tl.program_id(0)) * 2 * N) * C
+    for i in range(N):
+        w = tl.load(widths + i)
+        before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
+        m = now - before
+        tl.store(row + i * C + c, tl.sum(m, 0), c < C)
+        tl.store(row + (N + i) * C + c, tl.sum(m * m, 0), c < C)
+
+
+@triton.jit
+def _sum_kernel(  # type: ignore[no-untyped-def]
+    S, u, widths, factors, skip, bias, y, C, L, N, s_b, s_c, s_l, u_b, u_c, u_l, y_b, y_c, y_l,
+    SKIP: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0) * BL + tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    inside = (t < L)[:, None] & (c < C)[None, :]
+    now = tl.load(S + b * s_b + offsets(t, c, s_l, s_c), inside, 0.0)
+    total = tl.zeros([BL, BC], tl.float64) + widen(tl.load(bias + c, c < C, 0.0))[None, :]
+    for i in range(N):
+        w = tl.load(widths + i)
+        before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
+        total += widen(tl.load(factors + i * C + c, c < C, 0.0))[None, :] * (now - before)
+    if SKIP:
+        d = widen(tl.load(skip + c, c < C, 0.0))
+        total += d[None, :] * widen(tl.load(u + b * u_b + offsets(t, c, u_l, u_c), inside, 0.0))
+    tl.store(y + b * y_b + offsets(t, c, y_l, y_c), narrow(total, y), inside)
+
+
+@triton.jit
+def _products_kernel(  # type: ignore[no-untyped-def]
+    S, u, g, widths, out, C, L, N, s_b, s_c, s_l, u_b, u_c, u_l, g_b, g_c, g_l,
+    BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0) * BL + tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    inside = (t < L)[:, None] & (c < C)[None, :]
+    now = tl.load(S + b * s_b + offsets(t, c, s_l, s_c), inside, 0.0)
+    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0))
+    x = widen(tl.load(u + b * u_b + offsets(t, c, u_l, u_c), inside, 0.0))
+    row = out + ((b * tl.num_programs(0) + tl.program_id(0)) * (N + 2)) * C
+    for i in range(N):
+        w = tl.load(widths + i)
+        before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
+        tl.store(row + i * C + c, tl.sum(pull * (now - before), 0), c < C)
+    tl.store(row + N * C + c, tl.sum(pull, 0), c < C)
+    tl.store(row + (N + 1) * C + c, tl.sum(pull * x, 0), c < C)
+
+
+@triton.jit
+def _pull_kernel(  # type: ignore[no-untyped-def]
+    S, g, widths, heights, s, q, a, lengths, out, C, L, N, s_b, s_c, s_l, g_b, g_c, g_l, o_b, o_c, o_l,
+    MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0) * BL + tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    end = L
+    if MASKED:
+        end = tl.load(lengths + b)
+    real = (c < C)[None, :]
+    inside = (t < L)[:, None] & real
+    base = S + b * s_b
+    now = tl.load(base + offsets(t, c, s_l, s_c), inside, 0.0)
+    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0))
+    total = tl.zeros([BL, BC], tl.float64)
+    for i in range(N):
+        w = tl.load(widths + i)
+        h = widen(tl.load(heights + i * C + c, c < C, 0.0))
+        hs = h * widen(tl.load(s + i * C + c, c < C, 0.0))
+        ha = h * widen(tl.load(a + i * C + c, c < C, 0.0))
+        hhq = h * h * widen(tl.load(q + i * C + c, c < C, 0.0))
+        here = inside & (t < end)[:, None]
+        before = tl.load(base + offsets(t - w, c, s_l, s_c), here & (t >= w)[:, None], 0.0)
+        e = hs[None, :] * pull - ha[None, :] - hhq[None, :] * (now - before)
+        total += tl.where(here, e, 0.0)
+        there = ((t + w) < end)[:, None] & real
+        after = tl.load(base + offsets(t + w, c, s_l, s_c), there, 0.0)
+        later = widen(tl.load(g + b * g_b + offsets(t + w, c, g_l, g_c), there, 0.0))
+        e = hs[None, :] * later - ha[None, :] - hhq[None, :] * (after - now)
+        total -= tl.where(there, e, 0.0)
+    tl.store(out + b * o_b + offsets(t, c, o_l, o_c), total, inside)
+
+
+def running_sum(u: Tensor) -> Tensor:
+    """S[t] = u[0] + ... + u[t], float64, in u's memory format."""
+    S = torch.empty_like(u, dtype=torch.float64)
+    grid = (triton.cdiv(u.shape[1], COLUMNS), u.shape[0])
+    _running_sum_kernel[grid](
+        u, S, u, u, *u.shape[1:], *u.stride(), *S.stride(), *u.stride(), REVERSE=False, SKIP=False, BL=ROWS, BC=COLUMNS
+    )
+    return S
+
+
+def running_sum_back(rise: Tensor, g: Tensor, skip: Tensor | None) -> Tensor:
+    """du[t] = rise[t] + ... + rise[L - 1] + skip g[t], in g's dtype."""
+    du = torch.empty_like(g)
+    grid = (triton.cdiv(g.shape[1], COLUMNS), g.shape[0])
+    _running_sum_kernel[grid](
+        rise, du, g, g if skip is None else skip, *g.shape[1:], *rise.stride(), *du.stride(), *g.stride(),
+        REVERSE=True, SKIP=skip is not None, BL=ROWS, BC=COLUMNS,
+    )  # fmt: skip
+    return du
+
+
+def window_moments(S: Tensor, widths: Sequence[int], lengths: Tensor | None) -> Tensor:
+    """Sums of m_b and of m_b^2 over batch and valid positions, (2, nb, C), float64."""
+    grid, (_, C, L), N = tiles(S), S.shape, len(widths)
+    parts = S.new_empty(grid[0] * grid[2], 2, N, C)
+    _moments_kernel[grid](
+        S, on_device(widths, S.device), S if lengths is None else lengths, parts, C, L, N, *S.stride(),
+        MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
+    )  # fmt: skip
+    return parts.sum(0)
+
+
+def window_sum(
+    S: Tensor, u: Tensor, widths: Sequence[int], factors: Tensor, skip: Tensor | None, bias: Tensor
+) -> Tensor:
+    """y = sum_b factors_b m_b + skip u + bias, in u's dtype and memory format."""
+    y = torch.empty_like(u)
+    grid, (_, C, L) = tiles(S), S.shape
+    _sum_kernel[grid](
+        S, u, on_device(widths, S.device), factors.contiguous(), u if skip is None else skip, bias, y, C, L,
+        len(widths), *S.stride(), *u.stride(), *y.stride(), SKIP=skip is not None, BL=ROWS, BC=COLUMNS,
+    )  # fmt: skip
+    return y
+
+
+def window_products(S: Tensor, u: Tensor, g: Tensor, widths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over batch and time of g m_b (nb, C), of g (C,) and of g u (C,)."""
+    grid, (_, C, L), N = tiles(S), S.shape, len(widths)
+    parts = S.new_empty(grid[0] * grid[2], N + 2, C)
+    _products_kernel[grid](
+        S, u, g, on_device(widths, S.device), parts, C, L, N, *S.stride(), *u.stride(), *g.stride(), BL=ROWS, BC=COLUMNS
+    )
+    total = parts.sum(0)
+    return total[:N], total[N], total[N + 1]
+
+
+def window_pull(
+    S: Tensor,
+    g: Tensor,
+    widths: Sequence[int],
+    heights: Tensor,
+    s: Tensor,
+    q: Tensor,
+    a: Tensor,
+    lengths: Tensor | None,
+) -> Tensor:
+    """Gradient of S, float64: what du is the running sum of, from the end."""
+    rise = torch.empty_like(S)
+    grid, (_, C, L) = tiles(S), S.shape
+    _pull_kernel[grid](
+        S, g, on_device(widths, S.device), heights.contiguous(), s.contiguous(), q.contiguous(), a.contiguous(),
+        S if lengths is None else lengths, rise, C, L, len(widths), *S.stride(), *g.stride(), *rise.stride(),
+        MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
+    )  # fmt: skip
+    return rise

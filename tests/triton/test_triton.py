@@ -1,0 +1,150 @@
+"""Triton kernels == the float64 reference: values and gradients, odd shapes, strides, padding, poisoned outputs."""
+
+import copy
+
+import pytest
+import torch
+
+from mrconv import MRConv, ops
+from mrconv.ops.windows import window_branch_sum
+
+from ..conftest import gradients, randomise, relative, training_step
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = [1, 2, 63, 130]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Fill what is allocated with NaN, so that an element no program writes is seen."""
+    for owner, name in ((torch, "empty_like"), (torch, "empty"), (torch.Tensor, "new_empty")):
+        allocate = getattr(owner, name)
+
+        def poisoned(*args, allocate=allocate, **kwargs):
+            x = allocate(*args, **kwargs)
+            return x.fill_(float("nan")) if x.is_floating_point() and not x.is_meta else x
+
+        monkeypatch.setattr(owner, name, poisoned)
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def inputs(L, channels_last, masked, B=3, C=5):
+    u = double(B, C, L) + 0.3
+    if channels_last:
+        u = u.transpose(1, 2).contiguous().transpose(1, 2)
+    lengths = torch.tensor([L, 1, (L + 1) // 2])[:B] if masked else None
+    mask = torch.arange(L) < (torch.full((B,), L) if lengths is None else lengths)[:, None]
+    return u, lengths, mask[:, None]
+
+
+def assert_same(f, reference, *tensors, tolerance=1e-9):
+    """Compare f on the device with the reference on the CPU."""
+    y, grads = gradients(f, *(x.to(DEVICE) for x in tensors))
+    expected, expected_grads = gradients(reference, *tensors)
+    for a, b in zip((y, *grads), (expected, *expected_grads), strict=True):
+        assert (a.cpu() - b).norm() <= tolerance * b.norm().clamp(min=1)
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_tap_conv(L, channels_last):
+    lags = (0, -3, 7, 64, -200)
+    u, _, _ = inputs(L, channels_last, False)
+    assert_same(
+        lambda u, v: ops.tap_conv(u, v, lags, "triton"),
+        lambda u, v: ops.tap_conv_reference(u, v, lags),
+        u,
+        double(5, 5),
+    )
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_tap_branches(L, channels_last, masked):
+    lags = [(0,), (0, 2), (), (5, 70), (-1, -4)]
+    u, lengths, mask = inputs(L, channels_last, masked)
+
+    def run(f, **kwargs):
+        def call(u, weight, skip, *values):
+            here = mask.to(u.device)
+            ends = None if lengths is None else lengths.to(u.device)
+            y, *_ = f(u * here, list(zip(values, lags, strict=True)), weight, skip, ends, **kwargs)
+            return y * here
+
+        return call
+
+    values = [double(5, len(at)) for at in lags]
+    fast, plain = run(ops.branch_sum, backend="triton"), run(ops.branch_sum_reference)
+    assert_same(fast, plain, u, double(5, 5), double(5), *values)
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16), (1, 2, 4, 100)])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("masked", "skipped"), [(False, True), (True, False)])
+def test_windows(L, widths, channels_last, masked, skipped):
+    u, lengths, mask = inputs(L, channels_last, masked)
+
+    def fast(u, heights, weight, *skip):
+        here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
+        return window_branch_sum(u * here, heights, widths, weight, *(skip or (None,)), ends)[0] * here
+
+    def plain(u, heights, weight, *skip):
+        branches = [(h[:, None].expand(-1, w), range(w)) for h, w in zip(heights, widths, strict=True)]
+        return ops.branch_sum_reference(u * mask, branches, weight, *(skip or (None,)), lengths)[0] * mask
+
+    skip = [double(5)] if skipped else []
+    assert_same(fast, plain, u, double(len(widths), 5), double(len(widths), 5), *skip)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", ["fourier", "dilated", "sparse"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_layers_in_lower_precision_match_float64(dtype, kernel, masked):
+    exact = randomise(MRConv(7, 50, kernel=kernel, kernel_size=1 if kernel == "fourier" else 4, dtype=torch.float64))
+    exact.backend = "reference"
+    layer = copy.deepcopy(exact).float().to(DEVICE)
+    layer.backend = "auto" if kernel == "fourier" else "triton"
+    u = torch.randn(3, 45, 7, dtype=torch.float64).to(dtype).double()
+    lengths = torch.tensor([45, 2, 30]) if masked else None
+    y, du, grads = training_step(exact, u, lengths=lengths)
+    z, dz, gpu_grads = training_step(layer, u.to(DEVICE, dtype), lengths=lengths)
+    tolerance = 2e-6 if dtype == torch.float32 else 5e-3
+    largest = max(g.norm() for g in grads.values())
+    assert z.dtype == dtype
+    assert relative(z.double().cpu(), y) < tolerance
+    assert relative(dz.double().cpu(), du) < 2 * tolerance
+    for name, g in grads.items():
+        assert (gpu_grads[name].double().cpu() - g).norm() < 4 * tolerance * largest, name
+    if kernel != "fourier":
+        z = layer.eval()(u.to(DEVICE, dtype))
+        assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
+
+
+def test_windows_keep_float32_accuracy_over_a_long_sequence():
+    L = 65_536 if DEVICE == "cuda" else 700
+    exact = MRConv(2, L, kernel_size=1, dtype=torch.float64)
+    layer = copy.deepcopy(exact).float().to(DEVICE)
+    u = torch.randn(1, L, 2) + 0.2
+    y, du, _ = training_step(exact, u.double())
+    z, dz, _ = training_step(layer, u.to(DEVICE))
+    assert relative(z.double().cpu(), y) < 2e-6
+    assert relative(dz.double().cpu(), du) < 2e-6
+
+
+def test_ops_are_registered_correctly():
+    u = torch.randn(2, 3, 9, device=DEVICE, requires_grad=True)
+    heights, weight = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
+    skip = torch.randn(3, device=DEVICE, requires_grad=True)
+    values = torch.randn(3, 2, device=DEVICE, requires_grad=True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    arguments = (u, heights, weight, skip, None, [1, 2], 1e-5, False)
+    torch.library.opcheck(torch.ops.mrconv.window_branch_sum.default, arguments, test_utils=checks)
+    torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, [0, 4], True), test_utils=checks)
+    arguments = (u, values, [0, 4], [1, 1], None, True)
+    torch.library.opcheck(torch.ops.mrconv.tap_moments.default, arguments, test_utils=checks)
