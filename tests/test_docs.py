@@ -56,3 +56,15 @@ def test_figures_on_the_page_are_those_recorded():
         for name, row in rows.items():
             line = f"| {name} | " + " | ".join(f"{value:.1e}" for value in row.values()) + " |"
             assert line in page, line
+
+
+def test_times_on_the_page_are_those_recorded():
+    page = (ROOT / "docs/performance.md").read_text()
+    for name, contestants, digits in (
+        ("layer-h200-float32", ("ours", "graph", "branches", "dense"), 2),
+        ("layer-cpu-float32", ("ours", "branches", "dense"), 0),
+    ):
+        for row in json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["rows"]:
+            shape, times = row["shape"], [row["training"][c]["ms"] for c in contestants]
+            label = f"{shape['name']} ({shape['batch']}x{shape['length']}x{shape['channels']})"
+            assert f"| {label} | " + " | ".join(f"{ms:.{digits}f}" for ms in times) + " |" in page, label

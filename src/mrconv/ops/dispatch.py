@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import use_triton
+from .constants import integers_on
 from .fft import fft_conv, fft_conv_reference
 from .normalised import spectral_branch_sum
 from .statistics import mean_and_variance
@@ -127,7 +128,7 @@ def merge(branches: Sequence[Taps], ahead: int, behind: int) -> Taps:
     every = [lag for _, lags in branches for lag in lags]
     union = tuple(sorted(set(every)))
     place = {lag: j for j, lag in enumerate(union)}
-    index = torch.tensor([place[lag] for lag in every], device=values.device)
+    index = integers_on([place[lag] for lag in every], values)
     return values.new_zeros(values.shape[0], len(union)).index_add(1, index, values), union
 
 
@@ -135,5 +136,5 @@ def densify(values: Tensor, lags: Lags, ahead: int, behind: int) -> Tensor:
     """Return the kernel (C, ahead + behind) at all lags -ahead .. behind - 1."""
     if isinstance(lags, range):
         return values
-    index = torch.tensor(lags, device=values.device) + ahead
+    index = integers_on([lag + ahead for lag in lags], values)
     return values.new_zeros(values.shape[0], ahead + behind).index_add(1, index, values)

@@ -33,7 +33,7 @@ def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> 
 
     With `sync`, sums and count are added up over all processes first. Returns the total count too.
     """
-    total = torch.as_tensor(count, dtype=sums.dtype, device=sums.device)
+    total = count.to(sums.dtype) if isinstance(count, Tensor) else sums.new_full((), count)
     if sync:
         packed = sum_over_processes(torch.cat([sums.flatten(), total.reshape(1)]))
         sums, total = packed[:-1].view_as(sums), packed[-1].detach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 import triton
 
-ROWS, COLUMNS = 64, 32  # of a tile: positions, channels
+from .constants import integers_on
 
 
 @triton.jit
@@ -36,17 +35,12 @@ def narrow(x, like):  # type: ignore[no-untyped-def]
     return x.to(tl.float32).to(like.dtype.element_ty)
 
 
-def tiles(x: Tensor) -> tuple[int, int, int]:
-    """Return the grid of programs that covers x (B, C, L)."""
+def tiles(x: Tensor, rows: int, columns: int) -> tuple[int, int, int]:
+    """Return the grid of programs that covers x (B, C, L) with tiles of so many positions and channels."""
     B, C, L = x.shape
-    return triton.cdiv(L, ROWS), triton.cdiv(C, COLUMNS), B
+    return triton.cdiv(L, rows), triton.cdiv(C, columns), B
 
 
-def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Return numbers as a tensor there; the same numbers travel once."""
-    return _on_device(tuple(numbers), device)
-
-
-@functools.lru_cache(maxsize=1024)
-def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32, device=device)
+def on_device(numbers: Sequence[int], like: Tensor) -> Tensor:
+    """Return numbers as a tensor where another is."""
+    return integers_on(numbers, like, torch.int32)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import COLUMNS, ROWS, narrow, offsets, on_device, tiles, widen
+from .triton_tools import narrow, offsets, on_device, tiles, widen
+
+ROWS, COLUMNS = 128, 16  # of a tile: positions, channels; the best of those tried on an H200
 
 
 @triton.jit
@@ -162,10 +164,10 @@ def running_sum_back(rise: Tensor, g: Tensor, skip: Tensor | None) -> Tensor:
 
 def window_moments(S: Tensor, widths: Sequence[int], lengths: Tensor | None) -> Tensor:
     """Sums of m_b and of m_b^2 over batch and valid positions, (2, nb, C), float64."""
-    grid, (_, C, L), N = tiles(S), S.shape, len(widths)
+    grid, (_, C, L), N = tiles(S, ROWS, COLUMNS), S.shape, len(widths)
     parts = S.new_empty(grid[0] * grid[2], 2, N, C)
     _moments_kernel[grid](
-        S, on_device(widths, S.device), S if lengths is None else lengths, parts, C, L, N, *S.stride(),
+        S, on_device(widths, S), S if lengths is None else lengths, parts, C, L, N, *S.stride(),
         MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
     )  # fmt: skip
     return parts.sum(0)
@@ -176,9 +178,9 @@ def window_sum(
 ) -> Tensor:
     """y = sum_b factors_b m_b + skip u + bias, in u's dtype and memory format."""
     y = torch.empty_like(u)
-    grid, (_, C, L) = tiles(S), S.shape
+    grid, (_, C, L) = tiles(S, ROWS, COLUMNS), S.shape
     _sum_kernel[grid](
-        S, u, on_device(widths, S.device), factors.contiguous(), u if skip is None else skip, bias, y, C, L,
+        S, u, on_device(widths, S), factors.contiguous(), u if skip is None else skip, bias, y, C, L,
         len(widths), *S.stride(), *u.stride(), *y.stride(), SKIP=skip is not None, BL=ROWS, BC=COLUMNS,
     )  # fmt: skip
     return y
@@ -186,10 +188,10 @@ def window_sum(
 
 def window_products(S: Tensor, u: Tensor, g: Tensor, widths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over batch and time of g m_b (nb, C), of g (C,) and of g u (C,)."""
-    grid, (_, C, L), N = tiles(S), S.shape, len(widths)
+    grid, (_, C, L), N = tiles(S, ROWS, COLUMNS), S.shape, len(widths)
     parts = S.new_empty(grid[0] * grid[2], N + 2, C)
     _products_kernel[grid](
-        S, u, g, on_device(widths, S.device), parts, C, L, N, *S.stride(), *u.stride(), *g.stride(), BL=ROWS, BC=COLUMNS
+        S, u, g, on_device(widths, S), parts, C, L, N, *S.stride(), *u.stride(), *g.stride(), BL=ROWS, BC=COLUMNS
     )
     total = parts.sum(0)
     return total[:N], total[N], total[N + 1]
@@ -207,9 +209,9 @@ def window_pull(
 ) -> Tensor:
     """Gradient of S, float64: what du is the running sum of, from the end."""
     rise = torch.empty_like(S)
-    grid, (_, C, L) = tiles(S), S.shape
+    grid, (_, C, L) = tiles(S, ROWS, COLUMNS), S.shape
     _pull_kernel[grid](
-        S, g, on_device(widths, S.device), heights.contiguous(), s.contiguous(), q.contiguous(), a.contiguous(),
+        S, g, on_device(widths, S), heights.contiguous(), s.contiguous(), q.contiguous(), a.contiguous(),
         S if lengths is None else lengths, rise, C, L, len(widths), *S.stride(), *g.stride(), *rise.stride(),
         MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
     )  # fmt: skip
