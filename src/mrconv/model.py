@@ -104,22 +104,45 @@ def pool(h: Tensor, lengths: Tensor | Sequence[int] | None, how: str) -> Tensor:
     return h[torch.arange(h.shape[0], device=h.device), (lengths - 1).clamp(min=0)]
 
 
-class SequenceClassifier(_WithBackbone):
+class _WithLinearHead(_WithBackbone):
+    """A backbone and one linear layer, on the pooled sequence or on every position."""
+
+    config: ClassifierConfig | LabellerConfig | RegressorConfig
+
+    def build(self, **factory: Any) -> None:
+        super().build(**factory)
+        name = "n_outputs" if isinstance(self.config, RegressorConfig) else "n_classes"
+        outputs = getattr(self.config, name)
+        check_positive_int(**{name: outputs})
+        self.pool = getattr(self.config, "pool", None)
+        if getattr(self.config, "per_position", False):
+            self.pool = None
+        if self.pool is not None:
+            check_choice("pool", self.pool, ("mean", "last"))
+        self.head = nn.Linear(self.config.d_model, outputs, **factory)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
+        """Return the head's outputs; positions from `lengths` (B,) on are not pooled."""
+        h = self.backbone(x, lengths, rate)
+        return self.head(h if self.pool is None else pool(h, lengths, self.pool))
+
+
+class SequenceClassifier(_WithLinearHead):
     """(B, L) tokens or (B, L, d_input) values -> logits (B, n_classes)."""
 
     config_class = ClassifierConfig
-    config: ClassifierConfig
 
-    def build(self, **factory: Any) -> None:
-        """Create backbone and linear head."""
-        super().build(**factory)
-        check_positive_int(n_classes=self.config.n_classes)
-        check_choice("pool", self.config.pool, ("mean", "last"))
-        self.head = nn.Linear(self.config.d_model, self.config.n_classes, **factory)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Return logits; positions from `lengths` (B,) on are not pooled."""
-        return self.head(pool(self.backbone(x, lengths, rate), lengths, self.config.pool))
+class SequenceLabeller(_WithLinearHead):
+    """A class for every position: logits (B, L, n_classes)."""
+
+    config_class = LabellerConfig
+
+
+class SequenceRegressor(_WithLinearHead):
+    """Real numbers for a sequence, (B, n_outputs), or with per_position for every position, (B, L, n_outputs)."""
+
+    config_class = RegressorConfig
 
 
 class TwoTowerClassifier(_WithBackbone):
@@ -167,42 +190,6 @@ def _stacked(
         lengths.append(whole if given is None else check_lengths(given, x.shape[0], x.shape[1]).to(x.device))
         sides.append(F.pad(x, (0, 0) * (x.ndim - 2) + (0, L - x.shape[1])))
     return torch.cat(sides), torch.cat(lengths)
-
-
-class SequenceLabeller(_WithBackbone):
-    """A class for every position: logits (B, L, n_classes)."""
-
-    config_class = LabellerConfig
-    config: LabellerConfig
-
-    def build(self, **factory: Any) -> None:
-        """Create backbone and linear head."""
-        super().build(**factory)
-        check_positive_int(n_classes=self.config.n_classes)
-        self.head = nn.Linear(self.config.d_model, self.config.n_classes, **factory)
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Return logits at every position."""
-        return self.head(self.backbone(x, lengths, rate))
-
-
-class SequenceRegressor(_WithBackbone):
-    """Real numbers for a sequence, (B, n_outputs), or with per_position for every position, (B, L, n_outputs)."""
-
-    config_class = RegressorConfig
-    config: RegressorConfig
-
-    def build(self, **factory: Any) -> None:
-        """Create backbone and linear head."""
-        super().build(**factory)
-        check_positive_int(n_outputs=self.config.n_outputs)
-        check_choice("pool", self.config.pool, ("mean", "last"))
-        self.head = nn.Linear(self.config.d_model, self.config.n_outputs, **factory)
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Return the predictions; positions from `lengths` (B,) on are not pooled."""
-        h = self.backbone(x, lengths, rate)
-        return self.head(h if self.config.per_position else pool(h, lengths, self.config.pool))
 
 
 class LanguageModel(_WithBackbone):
