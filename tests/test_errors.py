@@ -41,7 +41,7 @@ def test_wrong_option(options, message):
 
 
 def test_triton_says_what_it_has_and_why_it_cannot_run():
-    with pytest.raises(NotImplementedError, match="backend='triton' exists for kernel='dilated' and 'sparse' so far"):
+    with pytest.raises(NotImplementedError, match="backend='triton' exists for kernels of taps"):
         MRConv(4, 16, backend="triton")
     with pytest.raises(RuntimeError, match="backend='triton' cannot run here: "):
         MRConv(4, 16, kernel="dilated", backend="triton")(torch.randn(2, 16, 4))

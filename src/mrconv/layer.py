@@ -100,11 +100,6 @@ class MRConv(IntegerBuffers):
             raise ValueError(f"groups must divide d_model = {d_model}; got {groups}")
         if combine == "concat" and norm == "batch":
             raise ValueError("norm='batch' needs combine='sum'; with combine='concat' use norm='scale' or 'none'")
-        if backend == "triton" and kernel not in ("dilated", "sparse"):
-            raise NotImplementedError(
-                f"backend='triton' exists for kernel='dilated' and 'sparse' so far; got {kernel!r}: use 'auto', which "
-                "takes what there is"
-            )
         if backend == "reference" and sync_stats:
             raise ValueError("sync_stats=True needs backend='torch' or 'auto': the reference has local statistics only")
 
@@ -133,6 +128,11 @@ class MRConv(IntegerBuffers):
             )
             for direction in range(1 + self.bidirectional)
         )
+        if backend == "triton" and self._directions()[0].kernel.positions is None:
+            raise NotImplementedError(
+                f"backend='triton' exists for kernels of taps, such as 'dilated' and 'sparse', so far; got {kernel!r}: "
+                "use 'auto', which takes what there is"
+            )
         self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, device=device, dtype=dtype))
         nn.init.normal_(self.D)
         if merged:
