@@ -55,3 +55,25 @@ def test_compiled_by_inductor(kind):
     u = torch.randn(4, 256, 8, device="cuda")
     assert relative(compiled(u), layer(u)) < 1e-5
     compiled(u).sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kernel_size", [1, 4])
+def test_deterministic_mode_is_honoured(kind, kernel_size, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model = SequenceClassifier(
+        n_classes=3, d_input=2, d_model=16, depth=2, l_max=256, kernel=kind, kernel_size=kernel_size
+    ).cuda()
+    x = torch.randn(4, 200, 2, device="cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = []
+        for lengths in (None, torch.tensor([200, 5, 100, 7])):
+            for _ in range(2):
+                other = copy.deepcopy(model)
+                other(x, lengths=lengths).square().sum().backward()
+                results.append([p.grad for p in other.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for first, again in (results[:2], results[2:]):
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mrconv import ops
+from mrconv.ops.statistics import _total_by_doubling
 
 from ..conftest import gradients
 
@@ -117,6 +118,12 @@ def test_fast_length_is_even_smooth_and_enough(n):
         while m % p == 0:
             m //= p
     assert m == 1
+
+
+@pytest.mark.parametrize("L", [*LENGTHS, 64])
+def test_total_by_doubling_is_the_cumulative_sum(L):
+    x = double(3, L)
+    assert torch.allclose(_total_by_doubling(x), x.cumsum(-1))
 
 
 OPCHECKS = {

@@ -25,7 +25,7 @@ from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
 from .fft import compute_dtype, fast_length, refuse_forward_mode, twins
-from .statistics import mean_and_variance, normalised_backward
+from .statistics import mean_and_variance, normalised_backward, running_total
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 
@@ -80,7 +80,7 @@ class _Direction:
         if lengths is not None and not reverse:
             self.index = (torch.arange(L, device=x.device) + lengths[:, None]) % L
         self.v = self._align(x)
-        self.running = self.v.sum(0).cumsum(-1)  # S, (C, L)
+        self.running = running_total(self.v.sum(0))  # S, (C, L)
         self.groups = []
         pending: list[Tensor] = []
         for i, kernel in enumerate(kernels):
@@ -272,7 +272,7 @@ def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor) -> _Pul
         delay = int(direction.reverse)
         sizes = [min(plan.kernels[b].shape[1], length - delay) for b in range(len(plan.kernels))[group.branches]]
         kernels += [row[:, delay : delay + size] for row, size in zip(dk, sizes, strict=True)]
-    return _Pull(even, late, steps.cumsum(-1).flip(-1), kernels)
+    return _Pull(even, late, running_total(steps).flip(-1), kernels)
 
 
 @_branch_sum.register_fake

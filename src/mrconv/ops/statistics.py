@@ -28,6 +28,21 @@ def sum_over_processes(x: Tensor) -> Tensor:
     return x
 
 
+def running_total(x: Tensor) -> Tensor:
+    """Cumulative sum over the last axis; by doubling where torch's own would break a promise of determinism."""
+    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(-1)
+    return _total_by_doubling(x)
+
+
+def _total_by_doubling(x: Tensor) -> Tensor:
+    step = 1
+    while step < x.shape[-1]:
+        x = torch.cat([x[..., :step], x[..., step:] + x[..., :-step]], -1)
+        step *= 2
+    return x
+
+
 def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and biased variance from sums[0] (of values) and sums[1] (of squares) over `count` elements.
 
