@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mrconv import LanguageModel, MRConv, MRConvBlock, SequenceClassifier, TwoTowerClassifier
+from mrconv import LanguageModel, MRConv, MRConvBlock, SequenceClassifier, SequenceRegressor, TwoTowerClassifier
 from mrconv.kernels import base, kernel_class, register_kernel
 
 CLASSIFIER = {"n_classes": 3, "d_model": 4, "l_max": 16, "depth": 1}
@@ -127,6 +127,11 @@ def test_a_language_model_must_be_causal_and_have_tokens():
         LanguageModel(**options)
     with pytest.raises(ValueError, match="bidirectional=True would let a LanguageModel see"):
         LanguageModel(vocab_size=5, bidirectional=True, **options)
+
+
+def test_a_wrong_pool_is_refused_even_where_nothing_is_pooled():
+    with pytest.raises(ValueError, match=r"pool must be one of mean, last; got 'max'"):
+        SequenceRegressor(d_model=4, l_max=16, depth=1, per_position=True, pool="max")
 
 
 def test_an_unknown_block_keyword_is_refused():

@@ -114,11 +114,10 @@ class _WithLinearHead(_WithBackbone):
         name = "n_outputs" if isinstance(self.config, RegressorConfig) else "n_classes"
         outputs = getattr(self.config, name)
         check_positive_int(**{name: outputs})
-        self.pool = getattr(self.config, "pool", None)
-        if getattr(self.config, "per_position", False):
-            self.pool = None
-        if self.pool is not None:
-            check_choice("pool", self.pool, ("mean", "last"))
+        how = getattr(self.config, "pool", None)
+        if how is not None:
+            check_choice("pool", how, ("mean", "last"))
+        self.pool = None if getattr(self.config, "per_position", False) else how
         self.head = nn.Linear(self.config.d_model, outputs, **factory)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:

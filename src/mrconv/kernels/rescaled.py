@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops import per_tap
 from .base import Kernel, register_kernel
 from .fourier import FourierKernel
 from .sparse import SparseKernel
@@ -38,5 +39,4 @@ class FourierSparseKernel(Kernel):
         index = torch.cat([row + offset for row, offset in zip(self.sparse.index.unbind(0), offsets, strict=True)])
         smooth_weight, sparse_weight = self.beta.to(smooth.dtype).unbind(0)
         taps = (self.sparse.taps.to(smooth.dtype) * sparse_weight[..., None]).transpose(0, 1).flatten(1)
-        weight = torch.cat([b[:, None].expand(-1, n) for b, n in zip(smooth_weight.unbind(0), sizes, strict=True)], 1)
-        return list((smooth * weight).index_add(1, index, taps).split(sizes, 1))
+        return list((smooth * per_tap(smooth_weight, sizes)).index_add(1, index, taps).split(sizes, 1))

@@ -1,7 +1,7 @@
 """Pure functions on tensors of shape (batch, channels, length), each tested against a plain reference."""
 
 from .dispatch import Lags, Taps, branch_sum, branch_sum_reference, conv, conv_reference, densify, merge
-from .fft import compute_dtype, fast_length, fft_conv, fft_conv_reference
+from .fft import compute_dtype, fast_length, fft_conv, fft_conv_reference, per_tap
 from .modes import synthesize, synthesize_reference
 from .normalised import spectral_branch_sum
 from .statistics import mean_and_variance
@@ -21,6 +21,7 @@ __all__ = [
     "fft_conv_reference",
     "mean_and_variance",
     "merge",
+    "per_tap",
     "spectral_branch_sum",
     "synthesize",
     "synthesize_reference",

@@ -7,6 +7,7 @@ lags are a constant kernel.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -15,9 +16,9 @@ from torch.nn import functional as F
 
 from .backends import use_triton
 from .constants import integers_on
-from .fft import fft_conv, fft_conv_reference
+from .fft import fft_conv, fft_conv_reference, per_tap
 from .normalised import spectral_branch_sum
-from .statistics import mean_and_variance
+from .statistics import mean_and_variance, valid_count
 from .taps import tap_conv, tap_conv_reference, tap_moments
 from .windows import window_branch_sum
 
@@ -41,10 +42,14 @@ def conv_reference(u: Tensor, values: Tensor, lags: Lags) -> Tensor:
 
 def _around_zero(values: Tensor, lags: range) -> tuple[Tensor, int]:
     """Return a dense kernel in ascending order of lags, padded to reach lag 0, and how far it looks ahead."""
-    values = values.expand(-1, len(lags))
-    if lags.step < 0:
-        values, lags = values.flip(1), lags[::-1]
+    values, lags = _ascending(values, lags)
     return F.pad(values, (max(lags.start, 0), max(1 - lags.stop, 0))), max(-lags.start, 0)
+
+
+def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:
+    """Return a dense kernel with every value written out, in ascending order of lags."""
+    values = values.expand(-1, len(lags))
+    return (values.flip(1), lags[::-1]) if lags.step < 0 else (values, lags)
 
 
 def branch_sum(
@@ -73,14 +78,11 @@ def branch_sum(
         backward = [values for values, _ in kernels[len(forward) :]]
         return spectral_branch_sum(u, forward, backward, weight, skip, lengths, eps, sync)
     values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
-    sums = tap_moments(u, values, lags, [len(at) for _, at in branches], lengths, backend)
-    count = u.shape[0] * u.shape[2] if lengths is None else lengths.sum()
-    mean, var, total = mean_and_variance(sums, count, sync)
+    sizes = [len(at) for _, at in branches]
+    sums = tap_moments(u, values, lags, sizes, lengths, backend)
+    mean, var, total = mean_and_variance(sums, valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
-    spread = torch.cat(
-        [s[:, None].expand(-1, len(at)) for s, (_, at) in zip(scale.unbind(0), branches, strict=True)], 1
-    )
-    weighted: list[Taps] = [(spread * values, tuple(lags))]
+    weighted: list[Taps] = [(per_tap(scale, sizes) * values, tuple(lags))]
     if skip is not None:
         weighted.append((skip[:, None].to(values.dtype), (0,)))
     y = conv(u, *merge(weighted, 0, 0), backend)
@@ -118,10 +120,7 @@ def merge(branches: Sequence[Taps], ahead: int, behind: int) -> Taps:
     dense = [(values, lags) for values, lags in branches if isinstance(lags, range)]
     if len(dense) == len(branches):
         total = dense[0][0].new_zeros(dense[0][0].shape[0], ahead + behind)
-        for values, lags in dense:
-            values = values.expand(-1, len(lags))
-            if lags.step < 0:
-                values, lags = values.flip(1), lags[::-1]
+        for values, lags in itertools.starmap(_ascending, dense):
             total = total + F.pad(values, (ahead + lags.start, behind - lags.start - len(lags)))
         return total, range(-ahead, behind)
     values = torch.cat([values for values, _ in branches], 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -38,6 +40,11 @@ def refuse_forward_mode(*tensors: Tensor | None) -> None:
 def twins(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return a contiguous, uninitialised tensor like each: what an op returns for fake tensors."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
+
+
+def per_tap(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Repeat row i of (N, C) for each of sizes[i] taps: (C, sum of sizes)."""
+    return torch.cat([row[:, None].expand(-1, size) for row, size in zip(rows.unbind(0), sizes, strict=True)], 1)
 
 
 def fft_conv(u: Tensor, kernel: Tensor, lead: int = 0) -> Tensor:

@@ -24,10 +24,8 @@ from torch import Tensor
 from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
-from .fft import compute_dtype, fast_length, refuse_forward_mode, twins
-from .statistics import mean_and_variance, normalised_backward, running_total
-
-Statistics = tuple[Tensor, Tensor, Tensor]
+from .fft import compute_dtype, fast_length, per_tap, refuse_forward_mode, twins
+from .statistics import mean_and_variance, normalised_backward, running_total, valid_count
 
 
 def spectral_branch_sum(
@@ -76,10 +74,8 @@ class _Direction:
     def __init__(self, x: Tensor, kernels: Sequence[Tensor], first: int, lengths: Tensor | None, reverse: bool) -> None:
         self.reverse, delay, L = reverse, int(reverse), x.shape[-1]
         budget = L if x.is_cuda else L // 4  # of one group's work: launches cost more on a GPU, work on a CPU
-        self.index = None
-        if lengths is not None and not reverse:
-            self.index = (torch.arange(L, device=x.device) + lengths[:, None]) % L
-        self.v = self._align(x)
+        self.ends = None if reverse or lengths is None else lengths[:, None]  # to be moved to the right
+        self.v = self._moved(x, 1)
         self.running = running_total(self.v.sum(0))  # S, (C, L)
         self.groups = []
         pending: list[Tensor] = []
@@ -94,18 +90,15 @@ class _Direction:
                 self.groups.append(_Group(members, stacked, fast_length(2 * length)))
                 pending = []
 
-    def _align(self, x: Tensor) -> Tensor:
-        if self.index is not None:
-            return x.gather(-1, self.index[:, None].expand_as(x))
-        return x.flip(-1) if self.reverse else x
-
     def restore(self, v: Tensor) -> Tensor:
-        """Return a tensor (B, C, L) or (C, L) in this direction's time to the input's."""
-        if self.index is not None:
-            v = v.expand(self.index.shape[0], -1, -1)
-            back = self.index.argsort(-1)
-            return v.gather(-1, back[:, None].expand_as(v))
-        return v.flip(-1) if self.reverse else v
+        """Return a tensor (B, C, L) in this direction's time to the input's."""
+        return self._moved(v, -1)
+
+    def _moved(self, x: Tensor, way: int) -> Tensor:
+        if self.ends is None:
+            return x.flip(-1) if self.reverse else x
+        index = (torch.arange(x.shape[-1], device=x.device) + way * self.ends) % x.shape[-1]
+        return x.gather(-1, index[:, None].expand_as(x))
 
 
 def _filled(x: Tensor, size: int) -> Tensor:
@@ -176,10 +169,6 @@ class _Plan:
         return rfft(k_rep, self.n)
 
 
-def _count(u: Tensor, lengths: Tensor | None) -> Tensor | int:
-    return u.shape[0] * u.shape[2] if lengths is None else lengths.sum()
-
-
 @torch.library.custom_op("mrconv::branch_sum", mutates_args=())
 def _branch_sum(
     u: Tensor,
@@ -193,7 +182,7 @@ def _branch_sum(
     sync: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     plan = _Plan(u, packed, lengths, sizes, forwards)
-    mean, var, count = mean_and_variance(plan.moments(), _count(u, lengths), sync)
+    mean, var, count = mean_and_variance(plan.moments(), valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
     y = irfft(plan.spectrum.mul_(plan.merged(scale, skip)), plan.n)[..., plan.ahead : plan.ahead + plan.L]
     return (y - (scale * mean).sum(0)[:, None]).to(u.dtype), mean, var, count
@@ -229,11 +218,11 @@ def _branch_sum_backward(
     du += plan.spectrum.mul_(_symmetric(even, plan.n))  # type: ignore[arg-type]
     du = irfft(du, plan.n)[..., : plan.L]
     for direction, pull in zip(plan.directions, pulls, strict=True):
-        du = du + direction.restore(pull.late) + direction.restore(pull.steps)
+        du = du + direction.restore(pull.inputs)
 
-    spread = torch.cat([row[:, None].expand(-1, size) for row, size in zip(s, sizes, strict=True)], 1)
     extra = [dk for pull in pulls for dk in pull.kernels]
-    dkernels = torch.cat([_filled(dk, size) for dk, size in zip(extra, sizes, strict=True)], 1).addcmul_(own, spread)
+    dkernels = torch.cat([_filled(dk, size) for dk, size in zip(extra, sizes, strict=True)], 1)
+    dkernels.addcmul_(own, per_tap(s, sizes))
     return (
         du.to(u.dtype).contiguous(),
         dkernels.to(packed.dtype),
@@ -247,8 +236,7 @@ class _Pull:
     """The pull of -sum_b (a_b + q_b c_b) on input and kernels of one direction."""
 
     even: Tensor  # (C, L): what multiplies the input's spectrum, as an even sequence over lags
-    late: Tensor  # (B, C, L): what the tails take back, in this direction's time
-    steps: Tensor  # (C, L): the constants' part, in this direction's time
+    inputs: Tensor  # (B, C, L): the constants' part and what the tails take back, in this direction's time
     kernels: list[Tensor]  # (C, <= l_b) each
 
 
@@ -272,7 +260,7 @@ def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor) -> _Pul
         delay = int(direction.reverse)
         sizes = [min(plan.kernels[b].shape[1], length - delay) for b in range(len(plan.kernels))[group.branches]]
         kernels += [row[:, delay : delay + size] for row, size in zip(dk, sizes, strict=True)]
-    return _Pull(even, late, running_total(steps).flip(-1), kernels)
+    return _Pull(even, late.add_(running_total(steps).flip(-1)), kernels)
 
 
 @_branch_sum.register_fake

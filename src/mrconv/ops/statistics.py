@@ -43,6 +43,11 @@ def _total_by_doubling(x: Tensor) -> Tensor:
     return x
 
 
+def valid_count(u: Tensor, lengths: Tensor | None) -> Tensor | int:
+    """Return how many positions of u (B, C, L) count: all, or the first `lengths` of each sequence."""
+    return u.shape[0] * u.shape[2] if lengths is None else lengths.sum()
+
+
 def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and biased variance from sums[0] (of values) and sums[1] (of squares) over `count` elements.
 

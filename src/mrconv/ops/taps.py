@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -116,11 +116,10 @@ def _tap_moments(
         from .taps_triton import moments
 
         return moments(u, values.to(dtype), lags, sizes, lengths)
-    x, sums, start = u.to(dtype).contiguous(), [], 0
-    for branch in values.to(dtype).split(sizes, 1):
-        c = _cut(_convolve(x, branch, lags[start : start + branch.shape[1]]), lengths)
+    x, sums = u.to(dtype).contiguous(), []
+    for branch, own in _split(values.to(dtype), lags, sizes):
+        c = _cut(_convolve(x, branch, own), lengths)
         sums.append(torch.stack([c.sum((0, 2)), c.square().sum((0, 2))]))
-        start += branch.shape[1]
     return torch.stack(sums, 1)
 
 
@@ -130,10 +129,8 @@ def _tap_moments_backward(
 ) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(u, values)
     x = u if triton else u.to(dtype).contiguous()
-    du, dvalues, start = torch.zeros_like(x, dtype=dtype), [], 0
-    for i, branch in enumerate(values.to(dtype).split(sizes, 1)):
-        own = lags[start : start + branch.shape[1]]
-        start += branch.shape[1]
+    du, dvalues = torch.zeros_like(x, dtype=dtype), []
+    for i, (branch, own) in enumerate(_split(values.to(dtype), lags, sizes)):
         if triton:
             from .taps_triton import convolve, correlate
 
@@ -147,10 +144,19 @@ def _tap_moments_backward(
     return _formatted(du.to(u.dtype), u), torch.cat(dvalues, 1).to(values.dtype).contiguous()
 
 
+def _split(values: Tensor, lags: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[Tensor, Sequence[int]]]:
+    """Yield each branch's values and lags."""
+    start = 0
+    for branch in values.split(list(sizes), 1):
+        yield branch, lags[start : start + branch.shape[1]]
+        start += branch.shape[1]
+
+
 def _formatted(x: Tensor, like: Tensor) -> Tensor:
     """Return x in the memory format that `empty_like` gives for another tensor."""
-    result = torch.empty_like(like)
-    return x if x.stride() == result.stride() else result.copy_(x)
+    if x.stride() == torch.empty_like(like, device="meta").stride():
+        return x
+    return torch.empty_like(like).copy_(x)
 
 
 @_tap_conv.register_fake

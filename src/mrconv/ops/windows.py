@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .fft import compute_dtype, refuse_forward_mode, twins
-from .statistics import mean_and_variance, normalised_backward
+from .statistics import mean_and_variance, normalised_backward, valid_count
 
 
 def window_branch_sum(
@@ -50,7 +50,7 @@ def _window_sum(
     S = kernels.running_sum(u)
     raw = kernels.window_moments(S, widths, lengths).to(compute_dtype(u, heights))  # of heights 1
     sums = torch.stack([raw[0] * heights, raw[1] * heights.square()])
-    mean, var, count = mean_and_variance(sums, u.shape[0] * u.shape[2] if lengths is None else lengths.sum(), sync)
+    mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
     y = kernels.window_sum(S, u, widths, scale * heights, skip, -(scale * mean).sum(0))
     return y, mean, var, count, raw
