@@ -128,11 +128,6 @@ class MRConv(IntegerBuffers):
             )
             for direction in range(1 + self.bidirectional)
         )
-        if backend == "triton" and self._directions()[0].kernel.positions is None:
-            raise NotImplementedError(
-                f"backend='triton' exists for kernels of taps, such as 'dilated' and 'sparse', so far; got {kernel!r}: "
-                "use 'auto', which takes what there is"
-            )
         self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, device=device, dtype=dtype))
         nn.init.normal_(self.D)
         if merged:

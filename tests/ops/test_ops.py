@@ -35,6 +35,17 @@ def test_fft_conv_equals_plain_fft(L, K):
         )
 
 
+@pytest.mark.parametrize("gelu", [False, True])
+def test_fft_conv_with_its_epilogue(gelu):
+    assert_same(
+        lambda u, k, bias: ops.fft_conv(u, k, 3, bias, gelu),
+        lambda u, k, bias: ops.fft_conv_reference(u, k, 3, bias, gelu),
+        double(3, 4, 37),
+        double(4, 9),
+        double(4),
+    )
+
+
 @pytest.mark.parametrize("L", LENGTHS)
 def test_tap_conv_equals_rolled_input(L):
     lags = (0, -3, 7, 64, -200)
@@ -127,7 +138,7 @@ def test_total_by_doubling_is_the_cumulative_sum(L):
 
 
 OPCHECKS = {
-    "fft_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 5, requires_grad=True), 2),
+    "fft_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 5, requires_grad=True), torch.randn(3, requires_grad=True), 2, True, False),
     "tap_conv": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 2, requires_grad=True),
@@ -143,6 +154,7 @@ OPCHECKS = {
         [2, 4, 3],
         2,
         1e-5,
+        False,
         False,
     ),
     "tap_moments": lambda: (

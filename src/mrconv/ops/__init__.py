@@ -1,9 +1,10 @@
 """Pure functions on tensors of shape (batch, channels, length), each tested against a plain reference."""
 
 from .dispatch import Lags, Taps, branch_sum, branch_sum_reference, conv, conv_reference, densify, merge
-from .fft import compute_dtype, fast_length, fft_conv, fft_conv_reference, per_tap
+from .fft import compute_dtype, fft_conv, fft_conv_reference, per_tap
 from .modes import synthesize, synthesize_reference
 from .normalised import spectral_branch_sum
+from .spectra import fast_length
 from .statistics import mean_and_variance
 from .taps import tap_conv, tap_conv_reference, tap_moments
 

@@ -29,7 +29,7 @@ Taps = tuple[Tensor, Lags]
 def conv(u: Tensor, values: Tensor, lags: Lags, backend: str = "auto") -> Tensor:
     """Depthwise convolution of u (B, C, L) with one kernel, the size of u."""
     if isinstance(lags, range):
-        return fft_conv(u, *_around_zero(values, lags))
+        return fft_conv(u, *_around_zero(values, lags), backend=backend)
     return tap_conv(u, values, lags, backend)
 
 
@@ -76,7 +76,7 @@ def branch_sum(
         kernels = [(values.expand(-1, len(at)), at) for values, at in branches]
         forward = [values for values, at in kernels if isinstance(at, range) and at.step > 0]
         backward = [values for values, _ in kernels[len(forward) :]]
-        return spectral_branch_sum(u, forward, backward, weight, skip, lengths, eps, sync)
+        return spectral_branch_sum(u, forward, backward, weight, skip, lengths, eps, sync, backend)
     values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
     sizes = [len(at) for _, at in branches]
     sums = tap_moments(u, values, lags, sizes, lengths, backend)

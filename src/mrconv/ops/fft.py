@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,18 +10,8 @@ from torch.autograd import forward_ad
 from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
-
-def fast_length(n: int) -> int:
-    """Return the smallest even length >= n whose only prime factors are 2, 3 and 5: FFTs like those."""
-    n = max(2, n + n % 2)
-    while True:
-        rest = n
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return n
-        n += 2
+from .backends import use_triton
+from .spectra import Timeline, engine
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -47,66 +37,90 @@ def per_tap(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat([row[:, None].expand(-1, size) for row, size in zip(rows.unbind(0), sizes, strict=True)], 1)
 
 
-def fft_conv(u: Tensor, kernel: Tensor, lead: int = 0) -> Tensor:
-    """Depthwise convolution y[t] = sum_j kernel[j] u[t + lead - j], the size of u.
+def fft_conv(
+    u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None = None, gelu: bool = False, backend: str = "auto"
+) -> Tensor:
+    """Depthwise convolution y[t] = sum_j kernel[j] u[t + lead - j] + bias, then GELU if asked for, the size of u.
 
-    u (B, C, L), kernel (C, K); the first `lead` taps look ahead, so that lead = 0 is causal. The kernel may
+    u (B, C, L), kernel (C, K), bias (C,); the first `lead` taps look ahead, so that lead = 0 is causal. The kernel may
     be longer or shorter than u. Half precision is computed in float32; the result has u's dtype.
     """
-    refuse_forward_mode(u, kernel)
-    return _fft_conv(u, kernel, lead)
+    refuse_forward_mode(u, kernel, bias)
+    return _fft_conv(u, kernel, bias, lead, gelu, use_triton(u, backend))
 
 
-def fft_conv_reference(u: Tensor, kernel: Tensor, lead: int = 0) -> Tensor:
+def fft_conv_reference(
+    u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None = None, gelu: bool = False
+) -> Tensor:
     """Compute `fft_conv` by plain differentiable FFT calls of full length."""
     n = u.shape[-1] + kernel.shape[-1]
-    return irfft(rfft(u, n) * rfft(kernel, n), n)[..., lead : lead + u.shape[-1]]
+    y = irfft(rfft(u, n) * rfft(kernel, n), n)[..., lead : lead + u.shape[-1]]
+    y = y if bias is None else y + bias[:, None]
+    return F.gelu(y) if gelu else y
 
 
-def _plan(u: Tensor, kernel: Tensor, lead: int) -> tuple[Tensor, Tensor, int, int, int]:
-    """Cut taps that can never meet u; choose an FFT length in which no needed output wraps around."""
-    L, K = u.shape[-1], kernel.shape[-1] - lead
-    ahead, behind = min(lead, L - 1), min(K, L)
-    n = fast_length(max(L + behind - 1, L + ahead))
-    dtype = compute_dtype(u, kernel)
-    return u.to(dtype), kernel[:, lead - ahead : lead + behind].to(dtype), ahead, behind, n
+class _Plan:
+    """Taps that can meet u, and an FFT length in which no needed output wraps around."""
+
+    def __init__(self, u: Tensor, kernel: Tensor, lead: int, triton: bool) -> None:
+        L, K = u.shape[-1], kernel.shape[-1] - lead
+        self.ahead, self.behind = min(lead, L - 1), min(K, L)
+        self.by = engine(compute_dtype(u, kernel), triton)
+        self.n = self.by.fast_length(max(L + self.behind - 1, L + self.ahead))
+        taps = kernel[:, lead - self.ahead : lead + self.behind].to(self.by.dtype)
+        self.kernel = self.by.kernels(taps / self.n, self.n)
+
+    def slices(self, u: Tensor) -> Iterator[slice]:
+        """Yield some sequences at a time."""
+        return self.by.slices(*u.shape[:2], self.n)
 
 
 @torch.library.custom_op("mrconv::fft_conv", mutates_args=())
-def _fft_conv(u: Tensor, kernel: Tensor, lead: int) -> Tensor:
-    x, k, ahead, _, n = _plan(u, kernel, lead)
-    y = irfft(rfft(x, n) * rfft(k, n), n)[..., ahead : ahead + u.shape[-1]]
-    return y.to(u.dtype, memory_format=torch.contiguous_format, copy=True)
+def _fft_conv(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool, triton: bool) -> Tensor:
+    plan, y = _Plan(u, kernel, lead, triton), torch.empty_like(u)
+    by = plan.by
+    for rows in plan.slices(u):
+        spectrum = by.scale_(by.spectrum(Timeline(u), plan.n, rows=rows), plan.kernel)
+        by.output(by.inverse(spectrum, plan.n), plan.ahead, y[rows], bias, gelu=gelu)
+    return y
 
 
 @torch.library.custom_op("mrconv::fft_conv_backward", mutates_args=())
-def _fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int) -> tuple[Tensor, Tensor]:
-    x, k, ahead, behind, n = _plan(u, kernel, lead)
-    spectrum = rfft(F.pad(grad.to(x.dtype), (ahead, 0)), n)
-    du = irfft(rfft(k, n).conj() * spectrum, n)[..., : u.shape[-1]]
-    dk = irfft((rfft(x, n).conj() * spectrum).sum(0), n)[..., : ahead + behind]
-    dk = F.pad(dk, (lead - ahead, kernel.shape[-1] - lead - behind))
-    return du.to(u.dtype).contiguous(), dk.to(kernel.dtype).contiguous()
+def _fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int, triton: bool) -> tuple[Tensor, Tensor]:
+    plan, du = _Plan(u, kernel, lead, triton), torch.empty_like(u)
+    by, back = plan.by, torch.conj_physical(plan.kernel)
+    cross = torch.zeros_like(plan.kernel)
+    for rows in plan.slices(u):
+        g = by.spectrum(Timeline(grad), plan.n, at=plan.ahead, rows=rows)
+        cross += by.cross(by.spectrum(Timeline(u), plan.n, rows=rows), g)
+        by.output(by.inverse(by.scale_(g, back), plan.n), 0, du[rows])
+    dk = by.taps(cross, plan.n)[..., : plan.ahead + plan.behind]
+    dk = F.pad(dk, (lead - plan.ahead, kernel.shape[-1] - lead - plan.behind))
+    return du, dk.to(kernel.dtype).contiguous()
 
 
 @_fft_conv.register_fake
-def _(u: Tensor, kernel: Tensor, lead: int) -> Tensor:
-    return twins(u)[0]
+def _(u, kernel, bias, lead, gelu, triton):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u)
 
 
 @_fft_conv_backward.register_fake
-def _(grad: Tensor, u: Tensor, kernel: Tensor, lead: int) -> tuple[Tensor, ...]:
-    return twins(u, kernel)
+def _(grad, u, kernel, lead, triton):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(kernel)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, kernel, ctx.lead = inputs
-    ctx.save_for_backward(u, kernel)
+    u, kernel, bias, ctx.lead, ctx.gelu, ctx.triton = inputs
+    ctx.save_for_backward(u, kernel, bias)
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    u, kernel = ctx.saved_tensors
-    return *_fft_conv_backward(grad, u, kernel, ctx.lead), None
+    u, kernel, bias = ctx.saved_tensors
+    if ctx.gelu:
+        grad = torch.ops.aten.gelu_backward(grad, _fft_conv(u, kernel, bias, ctx.lead, False, ctx.triton))
+    du, dk = _fft_conv_backward(grad, u, kernel, ctx.lead, ctx.triton)
+    dbias = None if bias is None else grad.sum((0, 2), dtype=compute_dtype(grad)).to(bias.dtype)
+    return du, dk, dbias, None, None, None
 
 
 _fft_conv.register_autograd(_backward, setup_context=_setup)

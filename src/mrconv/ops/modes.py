@@ -32,7 +32,11 @@ def _sum_of_waves(modes: Tensor, n: int) -> Tensor:
 
 @torch.library.custom_op("mrconv::synthesize", mutates_args=())
 def _synthesize(modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
-    spectra = torch.view_as_complex(modes.to(compute_dtype(modes)).contiguous())
+    spectra = torch.view_as_complex(modes.to(compute_dtype(modes), memory_format=torch.contiguous_format, copy=True))
+    spectra.imag[:, :, 0] = 0  # cuFFT lets it leak into the result, at some lengths
+    for row, n in zip(spectra, lengths, strict=True):
+        if n % 2 == 0 and row.shape[1] > n // 2:
+            row.imag[:, n // 2] = 0
     rows = zip(spectra, lengths, scales, strict=True)
     return torch.cat([irfft(scale * row[:, : n // 2 + 1], n) for row, n, scale in rows], 1)
 

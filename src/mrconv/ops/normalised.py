@@ -16,15 +16,16 @@ summed over b, one more product with the input's spectrum, less the tails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
-from .fft import compute_dtype, fast_length, per_tap, refuse_forward_mode, twins
+from .backends import use_triton
+from .fft import compute_dtype, per_tap, refuse_forward_mode, twins
+from .spectra import Extra, Reals, Timeline, engine
 from .statistics import mean_and_variance, normalised_backward, running_total, valid_count
 
 
@@ -37,6 +38,7 @@ def spectral_branch_sum(
     lengths: Tensor | None = None,
     eps: float = 1e-5,
     sync: bool = False,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (y, mean, var, count): the normalised branches' weighted sum, the statistics and what they are over.
 
@@ -47,126 +49,163 @@ def spectral_branch_sum(
     kernels = [*forward, *backward]
     refuse_forward_mode(u, weight, skip, *kernels)
     sizes = [k.shape[1] for k in kernels]
-    return _branch_sum(u, torch.cat(kernels, 1), weight, skip, lengths, sizes, len(forward), eps, sync)
+    return _branch_sum(u, torch.cat(kernels, 1), weight, skip, lengths, sizes, len(forward), eps, sync, use_triton(u, backend))
 
 
-@dataclass
+@functools.lru_cache(maxsize=256)
+def _places(sizes: tuple[int, ...], delay: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where kernels of these sizes, side by side, are among rows of `length`, delayed: columns of either in the other.
+
+    The first (rows, length) are columns of those side by side, the second of the rows put end to end; one past the last
+    where there is none.
+    """
+    with torch.inference_mode(False):
+        size = torch.tensor(sizes, device=device)
+        first = size.cumsum(0) - size
+        tap = torch.arange(length, device=device) - delay
+        of_rows = torch.where((tap >= 0) & (tap < size[:, None]), first[:, None] + tap, sum(sizes))
+        row = torch.repeat_interleave(torch.arange(len(sizes), device=device), size, output_size=sum(sizes))
+        tap = torch.arange(sum(sizes), device=device) - first[row] + delay
+        return of_rows, torch.where(tap < length, row * length + tap, len(sizes) * length)
+
+
 class _Group:
-    """Branches of one direction whose FFTs are done together, at the length the longest needs."""
+    """Some branches of one direction in one tensor (g, C, l), delayed, cut to what can meet the input, zero-padded."""
 
-    branches: slice
-    kernels: Tensor  # (g, C, l), delayed, cut to what can meet the input, zero-padded
-    fft: int
+    def __init__(self, by: Reals, packed: Tensor, sizes: Sequence[int], first: int, count: int, delay: int, L: int) -> None:
+        self.branches = slice(first, first + count)
+        own = tuple(sizes[self.branches])
+        start = sum(sizes[:first])
+        self.columns = slice(start, start + sum(own))
+        self.length = min(delay + max(own), L)
+        self.fft = by.fast_length(2 * self.length - 1 - delay)
+        of_rows, self._of_packed = _places(own, delay, self.length, packed.device)
+        kernels = F.pad(packed[:, self.columns], (0, 1)).index_select(1, of_rows.flatten())
+        self.kernels = kernels.view(-1, count, self.length).transpose(0, 1).contiguous()
 
-    def spectra(self) -> Tensor:
-        return rfft(self.kernels, self.fft)
-
-    def tail(self, v: Tensor, spectra: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs past the end, (g, B, C, l - 1), and the spectrum of the last l - 1 inputs."""
-        length = self.kernels.shape[-1]
-        last = rfft(v[..., v.shape[-1] - length + 1 :], self.fft)
-        return irfft(spectra[:, None] * last, self.fft)[..., length - 1 : 2 * length - 2], last
+    def pack(self, rows: Tensor) -> Tensor:
+        """Return rows (g, C, l) side by side, as the kernels came."""
+        flat = F.pad(rows.transpose(0, 1).flatten(1), (0, 1))
+        return flat.index_select(1, self._of_packed)
 
 
 class _Direction:
-    """The input in one direction's own time, right-aligned, and that direction's kernels in groups."""
+    """The input in one direction's own time, right-aligned, and that direction's kernels in groups.
 
-    def __init__(self, x: Tensor, kernels: Sequence[Tensor], first: int, lengths: Tensor | None, reverse: bool) -> None:
-        self.reverse, delay, L = reverse, int(reverse), x.shape[-1]
-        budget = L if x.is_cuda else L // 4  # of one group's work: launches cost more on a GPU, work on a CPU
-        self.ends = None if reverse or lengths is None else lengths[:, None]  # to be moved to the right
-        self.v = self._moved(x, 1)
-        self.running = running_total(self.v.sum(0))  # S, (C, L)
-        self.groups = []
-        pending: list[Tensor] = []
-        for i, kernel in enumerate(kernels):
-            pending.append(kernel[:, : L - delay])
-            if i + 1 == len(kernels) or (len(pending) + 1) * kernels[i + 1].shape[1] > budget:
-                length = delay + max(k.shape[1] for k in pending)
-                stacked = x.new_zeros(len(pending), x.shape[1], length)
-                for row, k in zip(stacked, pending, strict=True):
-                    row[:, delay : delay + k.shape[1]] = k
-                members = slice(first + i + 1 - len(pending), first + i + 1)
-                self.groups.append(_Group(members, stacked, fast_length(2 * length)))
-                pending = []
+    What has no batch is computed for groups `powers`, what has one for groups `tails`.
+    """
 
-    def restore(self, v: Tensor) -> Tensor:
-        """Return a tensor (B, C, L) in this direction's time to the input's."""
-        return self._moved(v, -1)
+    def __init__(
+        self, by: Reals, line: Timeline, packed: Tensor, sizes: Sequence[int], first: int, count: int, n: int
+    ) -> None:
+        self.by, self.line, self.delay = by, line, int(line.reverse)
+        L = line.x.shape[-1]
+        self.running = running_total(by.total(line)).flip(1).to(by.dtype)  # S[L-1], S[L-2], ..., (C, L)
+        self.tails, pending = [], 0
+        for b in range(first, first + count):
+            pending += 1
+            if b + 1 == first + count or (pending + 1) * sizes[b + 1] > L // 4:
+                self.tails.append(_Group(by, packed, sizes, b + 1 - pending, pending, self.delay, L))
+                pending = 0
+        self.powers = self.tails
+        if by.powers_together:
+            self.powers = [_Group(by, packed, sizes, first, count, self.delay, L)]
+            self.powers[0].fft = n
 
-    def _moved(self, x: Tensor, way: int) -> Tensor:
-        if self.ends is None:
-            return x.flip(-1) if self.reverse else x
-        index = (torch.arange(x.shape[-1], device=x.device) + way * self.ends) % x.shape[-1]
-        return x.gather(-1, index[:, None].expand_as(x))
+    def past_the_end(self, group: _Group, weights: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield some sequences at a time, the spectrum of their last l - 1 inputs, and the outputs past the end.
 
-
-def _filled(x: Tensor, size: int) -> Tensor:
-    """Return x (C, <= size) with zeros behind."""
-    return x if x.shape[1] == size else F.pad(x, (0, size - x.shape[1]))
+        Those are at l - 1 .. 2 l - 3 of the rows in time (g, R, C, m).
+        """
+        B, C, L = self.line.x.shape
+        for rows in self.by.slices(B, C, group.fft, 1 + len(group.kernels)):
+            last = self.by.spectrum(self.line, group.fft, first=L - group.length + 1, rows=rows)
+            yield rows, last, self.by.inverse(self.by.product(last, weights), group.fft)
 
 
-def _symmetric(half: Tensor, n: int) -> Tensor:
-    """Spectrum of an even sequence on a circle of n, given at lags 0 .. l - 1."""
-    length = half.shape[-1]
-    return rfft(torch.cat([F.pad(half, (0, n - 2 * length + 1)), half[..., 1:].flip(-1)], -1), n).real
+def _circular(half: Tensor, n: int) -> Tensor:
+    """An even sequence on a circle of n, given at lags 0 .. l - 1."""
+    return torch.cat([F.pad(half, (0, n - 2 * half.shape[-1] + 1)), half[..., 1:].flip(-1)], -1)
 
 
-def _power(spectrum: Tensor) -> Tensor:
+def _square(spectrum: Tensor) -> Tensor:
     return spectrum.real.square() + spectrum.imag.square()
 
 
 class _Plan:
-    """What forward and backward share: the input's spectrum and autocorrelation, and both directions."""
+    """What forward and backward share: the input's spectrum and power, and both directions."""
 
-    def __init__(self, u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: Sequence[int], forwards: int) -> None:
+    def __init__(
+        self, u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: Sequence[int], forwards: int, triton: bool
+    ) -> None:
         dtype = compute_dtype(u, packed)
-        self.x, self.L = u.to(dtype), u.shape[-1]
-        self.kernels = list(packed.to(dtype).split(list(sizes), 1))
-        self.forwards = forwards
-        self.behind = min(max((k.shape[1] for k in self.kernels[:forwards]), default=1), self.L)
-        self.ahead = min(max((k.shape[1] for k in self.kernels[forwards:]), default=0), self.L - 1)
-        self.n = fast_length(2 * self.L)
-        self.spectrum = rfft(self.x, self.n)
-        self.correlation = irfft(_power(self.spectrum).sum(0), self.n)[..., : self.L]  # R, (C, L)
-        self.directions = [_Direction(self.x, self.kernels[:forwards], 0, lengths, False)]
-        if forwards < len(self.kernels):
-            self.directions.append(_Direction(self.x, self.kernels[forwards:], forwards, lengths, True))
+        self.by, self.u, self.L = engine(dtype, triton), u, u.shape[-1]
+        self.behind = min(max(sizes[:forwards], default=1), self.L)
+        self.ahead = min(max(sizes[forwards:], default=0), self.L - 1)
+        self.n = self.by.fast_length(2 * self.L)
+        self.spectrum = self.by.spectrum(Timeline(u), self.n)
+        self.power = self.by.power(self.spectrum)  # (C, n / 2 + 1)
+        packed = packed.to(dtype)
+        self.directions = [
+            _Direction(self.by, Timeline(u, reverse, lengths), packed, sizes, first, count, self.n)
+            for reverse, first, count in ((False, 0, forwards), (True, forwards, len(sizes) - forwards))
+            if count
+        ]
+
+    @functools.cached_property
+    def correlation(self) -> Tensor:
+        """The input's autocorrelation R, (C, L)."""
+        return self.by.taps(self.power.to(self.spectrum.dtype), self.n)[..., : self.L]
+
+    def power_for(self, group: _Group, delay: int) -> Tensor:
+        """Spectrum of as much of R as a group's kernels see, (C, m / 2 + 1)."""
+        if group.fft == self.n:
+            return self.power
+        return self.by.kernels(_circular(self.correlation[:, : group.length - delay], group.fft), group.fft).real
 
     def moments(self) -> Tensor:
         """Sum and sum of squares of every branch's output, (2, nb, C)."""
         found = []
         for direction in self.directions:
-            for group in direction.groups:
-                k, K = group.kernels, group.spectra()
-                length = k.shape[-1]
-                r = irfft(_power(K), group.fft)[..., :length]
-                energy = 2 * (r * self.correlation[:, :length]).sum(-1) - r[..., 0] * self.correlation[:, 0]
-                if length > 1:
-                    energy -= group.tail(direction.v, K)[0].square_().sum((1, 3))
-                found.append(torch.stack([(k * direction.running[:, self.L - length :].flip(1)).sum(-1), energy]))
+            sums, squares = [], []
+            for group in direction.powers:
+                K = self.by.kernels(group.kernels, group.fft)
+                each = _square(K).mul_(self.power_for(group, direction.delay))
+                squares.append((2 * each.sum(-1) - each[..., 0] - each[..., -1]) / group.fft)
+                sums.append((group.kernels * direction.running[:, : group.length]).sum(-1))
+            energy, first = torch.cat(squares), direction.powers[0].branches.start
+            for group in direction.tails:
+                if group.length > 1:
+                    K = self.by.kernels(group.kernels, group.fft) / group.fft
+                    part = energy[group.branches.start - first : group.branches.stop - first]
+                    for _, _, y in direction.past_the_end(group, K):
+                        part -= self.by.energy(y, group.length - 1, 2 * group.length - 2)
+            found.append(torch.stack([torch.cat(sums), energy]))
         return torch.cat(found, 1)
 
-    def own(self, b: int, kernel: Tensor) -> Tensor:
-        """Return the part of a kernel over lags -ahead .. behind - 1 that is branch b's, zero where it has none."""
-        size = self.kernels[b].shape[1]
-        if b < self.forwards:
-            return _filled(kernel[:, self.ahead : self.ahead + size], size)
-        return _filled(kernel[:, max(self.ahead - size, 0) : self.ahead].flip(1), size)
-
     def merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
-        """Spectrum of k_rep."""
-        k_rep = self.x.new_zeros(self.x.shape[1], self.ahead + self.behind)
-        for b, (s, kernel) in enumerate(zip(scale, self.kernels, strict=True)):
-            if b < self.forwards:
-                part = kernel[:, : self.behind]
-                k_rep[:, self.ahead : self.ahead + part.shape[1]].addcmul_(s[:, None], part)
-            else:
-                part = kernel[:, : self.ahead].flip(1)
-                k_rep[:, self.ahead - part.shape[1] : self.ahead].addcmul_(s[:, None], part)
+        """Spectrum of k_rep over n."""
+        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
+        for direction in self.directions:
+            for group in direction.powers:
+                own = (scale[group.branches, :, None] * group.kernels).sum(0)
+                if direction.delay:
+                    k_rep[:, self.ahead - group.length + 1 : self.ahead] += own[:, 1:].flip(1)
+                else:
+                    k_rep[:, self.ahead : self.ahead + group.length] += own
         if skip is not None:
             k_rep[:, self.ahead] += skip
-        return rfft(k_rep, self.n)
+        return self.by.kernels(k_rep / self.n, self.n)
+
+    def own(self, kernel: Tensor) -> Tensor:
+        """Return what of a kernel over lags -ahead .. behind - 1 is each branch's, side by side."""
+        parts = []
+        for direction in self.directions:
+            mine = F.pad(kernel[:, : self.ahead].flip(1), (1, 0)) if direction.delay else kernel[:, self.ahead :]
+            for group in direction.powers:
+                rows = mine[:, : group.length].expand(len(group.kernels), -1, -1)
+                parts.append(group.pack(rows))
+        return torch.cat(parts, 1)
 
 
 @torch.library.custom_op("mrconv::branch_sum", mutates_args=())
@@ -180,12 +219,15 @@ def _branch_sum(
     forwards: int,
     eps: float,
     sync: bool,
+    triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    plan = _Plan(u, packed, lengths, sizes, forwards)
+    plan = _Plan(u, packed, lengths, sizes, forwards, triton)
     mean, var, count = mean_and_variance(plan.moments(), valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
-    y = irfft(plan.spectrum.mul_(plan.merged(scale, skip)), plan.n)[..., plan.ahead : plan.ahead + plan.L]
-    return (y - (scale * mean).sum(0)[:, None]).to(u.dtype), mean, var, count
+    y = torch.empty_like(u)
+    rows = plan.by.inverse(plan.by.scale_(plan.spectrum, plan.merged(scale, skip)), plan.n)
+    plan.by.output(rows, plan.ahead, y, -(scale * mean).sum(0))
+    return y, mean, var, count
 
 
 @torch.library.custom_op("mrconv::branch_sum_backward", mutates_args=())
@@ -203,76 +245,80 @@ def _branch_sum_backward(
     forwards: int,
     eps: float,
     sync: bool,
+    triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    plan = _Plan(u, packed, lengths, sizes, forwards)
-    g = grad.to(plan.x.dtype)
-    g_spectrum = rfft(F.pad(g, (plan.ahead, 0)), plan.n)
-    dk_rep = irfft((plan.spectrum.conj() * g_spectrum).sum(0), plan.n)[..., : plan.ahead + plan.behind]
-    own = torch.cat([plan.own(b, dk_rep) for b in range(len(sizes))], 1)  # what of dk_rep is each branch's
+    plan = _Plan(u, packed, lengths, sizes, forwards, triton)
+    by, line = plan.by, Timeline(grad)
+    g = by.spectrum(line, plan.n, at=plan.ahead)
+    dk_rep = by.taps(by.cross(plan.spectrum, g), plan.n)[..., : plan.ahead + plan.behind]
+    own = plan.own(dk_rep)
     inner = torch.stack([x.sum(1) for x in (own * packed).split(sizes, 1)])
-    dweight, s, q, a = normalised_backward(inner, g.sum((0, 2)), weight, mean, var, count, eps, sync)
+    g_sum = by.total(line).sum(1).to(inner.dtype)
+    dweight, s, q, a = normalised_backward(inner, g_sum, weight, mean, var, count, eps, sync)
 
-    du = g_spectrum.mul_(plan.merged(s, skip).conj())
-    pulls = [_pull_back(plan, direction, q, a) for direction in plan.directions]
-    even = sum(pull.even for pull in pulls)
-    du += plan.spectrum.mul_(_symmetric(even, plan.n))  # type: ignore[arg-type]
-    du = irfft(du, plan.n)[..., : plan.L]
-    for direction, pull in zip(plan.directions, pulls, strict=True):
-        du = du + direction.restore(pull.inputs)
-
-    extra = [dk for pull in pulls for dk in pull.kernels]
-    dkernels = torch.cat([_filled(dk, size) for dk, size in zip(extra, sizes, strict=True)], 1)
-    dkernels.addcmul_(own, per_tap(s, sizes))
-    return (
-        du.to(u.dtype).contiguous(),
-        dkernels.to(packed.dtype),
-        dweight.to(weight.dtype),
-        dk_rep[:, plan.ahead].to(weight.dtype).contiguous(),
-    )
+    dkernels = per_tap(s, sizes).mul_(own)
+    extras, even = [], torch.zeros_like(plan.power)
+    for direction in plan.directions:
+        extra, spectrum = _pull_back(plan, direction, q, a, dkernels)
+        extras.append(extra)
+        even += spectrum
+    du = torch.empty_like(u)
+    back = torch.conj_physical(plan.merged(s, skip))
+    by.output(by.inverse(by.combine_(g[None], back[None], plan.spectrum, even / plan.n), plan.n), 0, du, extras=extras)
+    dskip = dk_rep[:, plan.ahead].to(weight.dtype).contiguous()
+    return du, dkernels.to(packed.dtype), dweight.to(weight.dtype), dskip
 
 
-@dataclass
-class _Pull:
-    """The pull of -sum_b (a_b + q_b c_b) on input and kernels of one direction."""
+def _pull_back(
+    plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, dkernels: Tensor
+) -> tuple[Extra, Tensor]:
+    """Return the pull of -sum_b (a_b + q_b c_b) on the input, and add that on the kernels.
 
-    even: Tensor  # (C, L): what multiplies the input's spectrum, as an even sequence over lags
-    inputs: Tensor  # (B, C, L): the constants' part and what the tails take back, in this direction's time
-    kernels: list[Tensor]  # (C, <= l_b) each
-
-
-def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor) -> _Pull:
-    L, R, v = plan.L, plan.correlation, direction.v
-    even, steps, late = torch.zeros_like(R), torch.zeros_like(R), torch.zeros_like(v)
-    kernels: list[Tensor] = []
-    for group in direction.groups:
-        k, K, m = group.kernels, group.spectra(), group.fft
-        length = k.shape[-1]
+    The former is the constants' part, with what the tails take back, and what multiplies the input's spectrum.
+    """
+    by, L = plan.by, plan.L
+    even, steps = (plan.power.new_zeros(plan.power.shape[0], L) for _ in range(2))
+    spectrum = torch.zeros_like(plan.power)
+    for group in direction.powers:
+        k, m, length = group.kernels, group.fft, group.length
+        K = by.kernels(k, m)
         qs, as_ = q[group.branches, :, None], a[group.branches, :, None]
-        even[:, :length] -= (qs * irfft(_power(K), m)[..., :length]).sum(0)
+        square = (qs * _square(K)).sum(0)
+        if m == plan.n:
+            spectrum -= square
+        else:
+            even[:, :length] -= by.taps(square.to(K.dtype), m)[..., :length]
         steps[:, :length] -= (as_ * k).sum(0)
-        around = irfft(K * _symmetric(R[:, :length], m), m)[..., :length]
-        dk = -as_ * direction.running[:, L - length :].flip(1) - qs * around
+        around = by.taps(K.mul_(plan.power_for(group, direction.delay)), m)[..., :length]
+        dk = -as_ * direction.running[:, :length] - qs * around
+        dkernels[:, group.columns] += group.pack(dk)
+    if direction.powers[0].fft != plan.n:
+        spectrum += by.kernels(_circular(even, plan.n), plan.n).real
+    late = by.zeros(steps, *plan.u.shape)
+    for group in direction.tails:
+        length, m = group.length, group.fft
         if length > 1:
-            tail, last = group.tail(v, K)
-            T = rfft(F.pad(tail, (length - 1, 0)), m)
-            late[..., L - length + 1 :] += irfft((T * (qs * K.conj())[:, None]).sum(0), m)[..., : length - 1]
-            dk = dk + qs * irfft((T * last.conj()).sum(1), m)[..., :length]
-        delay = int(direction.reverse)
-        sizes = [min(plan.kernels[b].shape[1], length - delay) for b in range(len(plan.kernels))[group.branches]]
-        kernels += [row[:, delay : delay + size] for row, size in zip(dk, sizes, strict=True)]
-    return _Pull(even, late.add_(running_total(steps).flip(-1)), kernels)
+            qs, K = q[group.branches, :, None], by.kernels(group.kernels, m) / m
+            back, inner = torch.conj_physical(qs * K), torch.zeros_like(K)
+            for rows, last, y in direction.past_the_end(group, K):
+                T = by.forward_again(by.keep_(y, length - 1, 2 * length - 2), m)
+                inner += by.cross(last, T)
+                pull = by.inverse(by.combine_(T, back), m)
+                late[by.row_slice(rows), :, L - length + 1 :] += pull[..., : length - 1]
+            dkernels[:, group.columns] += group.pack(qs * by.taps(inner, m)[..., :length])
+    return Extra(direction.line, late, running_total(steps).flip(-1)), spectrum
 
 
 @_branch_sum.register_fake
-def _(u, packed, weight, skip, lengths, sizes, forwards, eps, sync):  # type: ignore[no-untyped-def]
+def _(u, packed, weight, skip, lengths, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
     dtype = compute_dtype(u, packed)
     mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
-    return twins(u)[0], mean, var, u.new_empty((), dtype=dtype)
+    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
 
 
 @_branch_sum_backward.register_fake
-def _(grad, u, packed, weight, skip, lengths, mean, var, count, sizes, forwards, eps, sync):  # type: ignore[no-untyped-def]
-    return *twins(u, packed, weight), weight.new_empty(weight.shape[1])
+def _(grad, u, packed, weight, skip, lengths, mean, var, count, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(packed, weight), weight.new_empty(weight.shape[1])
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -282,7 +328,7 @@ def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
     du, dpacked, dweight, dskip = _branch_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return du, dpacked, dweight, dskip if ctx.needs_input_grad[3] else None, *([None] * 5)
+    return du, dpacked, dweight, dskip if ctx.needs_input_grad[3] else None, *([None] * 6)
 
 
 _branch_sum.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,90 @@
+"""The spectral ops by Triton == the float64 reference: odd batches and lengths, strides, padding, slices."""
+
+import copy
+
+import pytest
+import torch
+
+from mrconv import MRConv, ops
+from mrconv.ops import spectra_triton
+
+from ..conftest import randomise, relative, training_step
+from .test_triton import DEVICE, LENGTHS, _poison, assert_same, double, inputs  # noqa: F401
+
+
+@pytest.fixture(params=[2**26, 1], ids=["whole", "sliced"])
+def _slices(request, monkeypatch):
+    monkeypatch.setattr(spectra_triton.Pairs, "slice_bytes", request.param)
+
+
+@pytest.mark.usefixtures("_slices")
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("B", [1, 3, 4])
+@pytest.mark.parametrize(("K", "lead", "gelu"), [(1, 0, False), (5, 2, True), (130, 0, False), (130, 130, True)])
+def test_fft_conv(L, B, K, lead, gelu):
+    assert_same(
+        lambda u, k, bias: ops.fft_conv(u.transpose(1, 2), k, lead, bias, gelu, "triton"),
+        lambda u, k, bias: ops.fft_conv_reference(u.transpose(1, 2), k, lead, bias, gelu),
+        double(B, L, 5),
+        double(5, K),
+        double(5),
+    )
+
+
+BRANCHES = [
+    [range(1), range(2), range(4), range(8), range(16), range(128)],
+    [range(3), range(6), range(12), range(-1, -4, -1), range(-1, -7, -1), range(-1, -150, -1)],
+]
+
+
+@pytest.mark.usefixtures("_slices")
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("lags", BRANCHES, ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(("masked", "channels_last", "skipped"), [(False, True, True), (True, False, False)])
+def test_branch_sum(L, lags, masked, channels_last, skipped):
+    u, lengths, mask = inputs(L, channels_last, masked)
+    values = [double(5, len(at)) for at in lags]
+
+    def run(f, **options):
+        def call(u, weight, *rest):
+            kernels, skip = rest[: len(lags)], (rest[len(lags) :] or (None,))[0]
+            here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
+            y, *_ = f(u * here, list(zip(kernels, lags, strict=True)), weight, skip, ends, **options)
+            return y * here
+
+        return call
+
+    fast, plain = run(ops.branch_sum, backend="triton"), run(ops.branch_sum_reference)
+    skip = [double(5)] if skipped else []
+    assert_same(fast, plain, u, double(len(lags), 5), *values, *skip)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_layers_in_lower_precision_match_float64(dtype, masked):
+    exact = randomise(MRConv(7, 50, kernel_size=4, bidirectional=True, dtype=torch.float64))
+    layer = copy.deepcopy(exact).float().to(DEVICE)
+    layer.backend, exact.backend = "triton", "reference"
+    u = torch.randn(3, 45, 7, dtype=torch.float64).to(dtype).double()
+    lengths = torch.tensor([45, 2, 30]) if masked else None
+    y, du, grads = training_step(exact, u, lengths=lengths)
+    z, dz, gpu_grads = training_step(layer, u.to(DEVICE, dtype), lengths=lengths)
+    tolerance = 2e-6 if dtype == torch.float32 else 5e-3
+    largest = max(g.norm() for g in grads.values())
+    assert z.dtype == dtype
+    assert relative(z.double().cpu(), y) < tolerance
+    assert relative(dz.double().cpu(), du) < 2 * tolerance
+    for name, g in grads.items():
+        assert (gpu_grads[name].double().cpu() - g).norm() < 4 * tolerance * largest, name
+    z = layer.eval()(u.to(DEVICE, dtype))
+    assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
+
+
+def test_ops_are_registered_correctly():
+    u, kernel = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3, 9), (3, 7)))
+    weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    arguments = (u, kernel, skip, 2, True, True)
+    torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
+    arguments = (u, kernel, weight, skip, None, [3, 4], 1, 1e-5, False, True)
+    torch.library.opcheck(torch.ops.mrconv.branch_sum.default, arguments, test_utils=checks)
