@@ -5,7 +5,7 @@ from .fft import compute_dtype, fast_length, fft_conv, fft_conv_reference, per_t
 from .modes import synthesize, synthesize_reference
 from .normalised import spectral_branch_sum
 from .statistics import mean_and_variance
-from .taps import tap_conv, tap_conv_reference, tap_moments
+from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 
 __all__ = [
     "Lags",
@@ -25,7 +25,7 @@ __all__ = [
     "spectral_branch_sum",
     "synthesize",
     "synthesize_reference",
+    "tap_branch_sum",
     "tap_conv",
     "tap_conv_reference",
-    "tap_moments",
 ]
