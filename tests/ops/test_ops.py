@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mrconv import ops
+from mrconv.ops import taps
 from mrconv.ops.statistics import _total_by_doubling
 
 from ..conftest import gradients
@@ -84,6 +85,18 @@ def test_branch_sum_equals_all_branches(L, lags, masked, skipped):
     assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), u, weight, *kernels, *skip, tolerance=1e-9)
     for fast, plain in zip(*found, strict=True):
         assert torch.allclose(fast, plain, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [1, 30, 150, 10**6])
+def test_taps_give_the_same_in_slices_of_any_size(size, monkeypatch):
+    monkeypatch.setattr(taps, "SLICE", size)
+    lags = [(0, 3), (-1, -2, 40)]
+
+    def run(f):
+        return lambda u, a, b, w, d: f(u.transpose(1, 2), [(a, lags[0]), (b, lags[1])], w, d)[0]
+
+    tensors = double(5, 13, 4), double(4, 2), double(4, 3), double(2, 4), double(4)
+    assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), *tensors, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 9, 33), (5,)])

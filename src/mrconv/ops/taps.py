@@ -21,7 +21,7 @@ from .constants import integers_on
 from .fft import compute_dtype, refuse_forward_mode, twins
 from .statistics import mean_and_variance, normalised_backward, valid_count
 
-SLICE = 2**17  # elements of the input at a time without Triton: what a few of them need stays in cache
+SLICE = 2**19  # elements of the input at a time without Triton: what a few of them need stays in cache
 
 
 def tap_conv(u: Tensor, values: Tensor, lags: Sequence[int], backend: str = "auto") -> Tensor:
@@ -88,15 +88,15 @@ def _correlate(g: Tensor, u: Tensor, lags: Sequence[int], out: Tensor) -> None:
         row += torch.mul(source, target, out=_overlap(u, product, lag)[1]).sum((0, 2))
 
 
-def _slices(like: Tensor, dtype: torch.dtype, *tensors: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
-    """Yield slices of batch and of channels, and those parts of the tensors, contiguous and of a dtype."""
-    B, C, L = like.shape
+def _slices(u: Tensor, dtype: torch.dtype, *tensors: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
+    """Yield slices of batch and of channels, and those parts of the tensors, in a dtype and in u's format."""
+    B, C, L = u.shape
     channels = min(C, max(1, SLICE // L))
     batch = max(1, SLICE // (L * channels))
     for start in range(0, B, batch):
         for first in range(0, C, channels):
             at = slice(start, start + batch), slice(first, first + channels)
-            yield *at, [x[at].to(dtype).contiguous() for x in tensors]
+            yield *at, [_formatted(x[at].to(dtype), u[at]) for x in tensors]
 
 
 def _cut(c: Tensor, lengths: Tensor | None) -> Tensor:
@@ -123,7 +123,7 @@ def _convolved(u: Tensor, values: Tensor, lags: Sequence[int], shift: Tensor | N
         return convolve(u, values, lags, y, shift=shift)
     start = values.new_zeros(u.shape[1]) if shift is None else shift
     for batch, channels, (x,) in _slices(u, values.dtype, u):
-        part = start[channels, None].expand_as(x).contiguous()
+        part = torch.empty_like(x).copy_(start[channels, None])
         y[batch, channels] = _add_taps(part, x, values[:, channels], lags)
     return y
 
@@ -305,7 +305,7 @@ def _formatted(x: Tensor, like: Tensor) -> Tensor:
     """Return x in the memory format that `empty_like` gives for another tensor."""
     if x.stride() == torch.empty_like(like, device="meta").stride():
         return x
-    return torch.empty_like(like).copy_(x)
+    return torch.empty_like(like, dtype=x.dtype).copy_(x)
 
 
 @_tap_conv.register_fake
