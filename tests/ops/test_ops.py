@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mrconv import ops
+from mrconv.ops import taps
 from mrconv.ops.statistics import _total_by_doubling
 
 from ..conftest import gradients
@@ -97,16 +98,16 @@ def test_branch_sum_equals_all_branches(L, lags, masked, skipped):
         assert torch.allclose(fast, plain, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("L", LENGTHS)
-def test_tap_moments_equal_moments_of_outputs(L):
-    lags, sizes = (0, 1, 5, 2, 70, 3), (3, 2, 0, 1)
+@pytest.mark.parametrize("size", [1, 30, 150, 10**6])
+def test_taps_give_the_same_in_slices_of_any_size(size, monkeypatch):
+    monkeypatch.setattr(taps, "SLICE", size)
+    lags = [(0, 3), (-1, -2, 40)]
 
-    def reference(u, values):
-        parts = zip(values.split(sizes, 1), (lags[:3], lags[3:5], (), lags[5:]), strict=True)
-        outputs = [ops.tap_conv_reference(u, v, at) for v, at in parts]
-        return torch.stack([torch.stack([c.sum((0, 2)), c.square().sum((0, 2))]) for c in outputs], 1)
+    def run(f):
+        return lambda u, a, b, w, d: f(u.transpose(1, 2), [(a, lags[0]), (b, lags[1])], w, d)[0]
 
-    assert_same(lambda u, v: ops.tap_moments(u, v, lags, sizes), reference, double(3, 4, L), double(4, 6))
+    tensors = double(5, 13, 4), double(4, 2), double(4, 3), double(2, 4), double(4)
+    assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), *tensors, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 9, 33), (5,)])
@@ -157,12 +158,16 @@ OPCHECKS = {
         False,
         False,
     ),
-    "tap_moments": lambda: (
+    "tap_branch_sum": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 3, requires_grad=True),
-        [0, 1, 4],
-        [1, 2],
+        torch.randn(2, 3, requires_grad=True),
+        torch.randn(3, requires_grad=True),
         torch.tensor([9, 4]),
+        [0, 1, -4],
+        [1, 2],
+        1e-5,
+        False,
         False,
     ),
     "synthesize": lambda: (torch.randn(2, 3, 4, 2, requires_grad=True), [6, 12], [1.0, 2.0]),

@@ -11,6 +11,7 @@ from mrconv.ops.windows import window_branch_sum
 from ..conftest import gradients, randomise, relative, training_step
 
 pytest.importorskip("triton")
+taps_triton = pytest.importorskip("mrconv.ops.taps_triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = [1, 2, 63, 130]
 
@@ -62,25 +63,40 @@ def test_tap_conv(L, channels_last):
     )
 
 
+FEW, MANY = [(0,), (0, 2), (), (5, 70), (-1, -4)], [tuple(range(-3, 40, 2)), (), (7,), tuple(range(0, 90, 5))]
+
+
 @pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("lags", [FEW, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_tap_branches(L, channels_last, masked):
-    lags = [(0,), (0, 2), (), (5, 70), (-1, -4)]
-    u, lengths, mask = inputs(L, channels_last, masked)
+def test_tap_branches(L, lags, channels_last, masked, monkeypatch):
+    monkeypatch.setattr(taps_triton, "SPAN", 64)
+    monkeypatch.setattr(taps_triton, "SCRATCH", 2 * 5 * L * len(lags) * 8)  # slices of 2 and of 1
+    check_branches(lags, not masked, *inputs(L, channels_last, masked))
+
+
+def test_tap_branches_of_many_channels():
+    u = double(2, 70, 40)[:, 1::2]
+    check_branches([(0, 1, 2), (0, 3, 6, 50)], False, u, None, torch.ones(2, 1, 40, dtype=torch.bool))
+
+
+def check_branches(lags, skipped, u, lengths, mask):
+    C = u.shape[1]
 
     def run(f, **kwargs):
         def call(u, weight, skip, *values):
             here = mask.to(u.device)
             ends = None if lengths is None else lengths.to(u.device)
-            y, *_ = f(u * here, list(zip(values, lags, strict=True)), weight, skip, ends, **kwargs)
+            taps = list(zip(values, lags, strict=True))
+            y, *_ = f(u * here, taps, weight, skip if skipped else None, ends, **kwargs)
             return y * here
 
         return call
 
-    values = [double(5, len(at)) for at in lags]
+    values = [double(C, len(at)) for at in lags]
     fast, plain = run(ops.branch_sum, backend="triton"), run(ops.branch_sum_reference)
-    assert_same(fast, plain, u, double(5, 5), double(5), *values)
+    assert_same(fast, plain, u, double(len(lags), C), double(C), *values)
 
 
 @pytest.mark.parametrize("L", LENGTHS)
@@ -146,5 +162,5 @@ def test_ops_are_registered_correctly():
     arguments = (u, heights, weight, skip, None, [1, 2], 1e-5, False)
     torch.library.opcheck(torch.ops.mrconv.window_branch_sum.default, arguments, test_utils=checks)
     torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, [0, 4], True), test_utils=checks)
-    arguments = (u, values, [0, 4], [1, 1], None, True)
-    torch.library.opcheck(torch.ops.mrconv.tap_moments.default, arguments, test_utils=checks)
+    arguments = (u, values, weight, skip, None, [0, 4], [1, 1], 1e-5, False, True)
+    torch.library.opcheck(torch.ops.mrconv.tap_branch_sum.default, arguments, test_utils=checks)

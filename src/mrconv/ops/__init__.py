@@ -6,7 +6,7 @@ from .modes import synthesize, synthesize_reference
 from .normalised import spectral_branch_sum
 from .spectra import fast_length
 from .statistics import mean_and_variance
-from .taps import tap_conv, tap_conv_reference, tap_moments
+from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 
 __all__ = [
     "Lags",
@@ -26,7 +26,7 @@ __all__ = [
     "spectral_branch_sum",
     "synthesize",
     "synthesize_reference",
+    "tap_branch_sum",
     "tap_conv",
     "tap_conv_reference",
-    "tap_moments",
 ]

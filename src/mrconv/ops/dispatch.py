@@ -16,10 +16,9 @@ from torch.nn import functional as F
 
 from .backends import use_triton
 from .constants import integers_on
-from .fft import fft_conv, fft_conv_reference, per_tap
+from .fft import fft_conv, fft_conv_reference
 from .normalised import spectral_branch_sum
-from .statistics import mean_and_variance, valid_count
-from .taps import tap_conv, tap_conv_reference, tap_moments
+from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 from .windows import window_branch_sum
 
 Lags = range | tuple[int, ...]
@@ -66,7 +65,7 @@ def branch_sum(
 
     u (B, C, L) is zero from `lengths` (B,) on, where y means nothing. weight is (number of branches, C), skip (C,).
     Dense branches start at lag 0 or, descending, at -1, those that descend last. mean and var (biased) are each
-    branch's, over `count` elements of all processes if `sync`, and carry no gradient for dense branches.
+    branch's, over `count` elements of all processes if `sync`, and carry no gradient.
     """
     if isinstance(branches[0][1], range):
         if _windows(u, branches, backend):
@@ -79,14 +78,7 @@ def branch_sum(
         return spectral_branch_sum(u, forward, backward, weight, skip, lengths, eps, sync, backend)
     values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
     sizes = [len(at) for _, at in branches]
-    sums = tap_moments(u, values, lags, sizes, lengths, backend)
-    mean, var, total = mean_and_variance(sums, valid_count(u, lengths), sync)
-    scale = weight * torch.rsqrt(var + eps)
-    weighted: list[Taps] = [(per_tap(scale, sizes) * values, tuple(lags))]
-    if skip is not None:
-        weighted.append((skip[:, None].to(values.dtype), (0,)))
-    y = conv(u, *merge(weighted, 0, 0), backend)
-    return y - (scale * mean).sum(0)[:, None].to(y.dtype), mean, var, total
+    return tap_branch_sum(u, values, lags, sizes, weight, skip, lengths, eps, sync, backend)
 
 
 def _windows(u: Tensor, branches: Sequence[Taps], backend: str) -> bool:
