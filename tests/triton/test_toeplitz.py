@@ -51,7 +51,7 @@ def channels_last(u):
 
 
 def assert_close(u, kernel, *args):
-    y = toeplitz_conv(u.to(DEVICE), kernel.to(DEVICE), *args)
+    y = toeplitz_conv(*(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in (u, kernel, *args)))
     assert y.dtype == u.dtype
     assert y.stride() == torch.empty_like(u).stride()
     assert relative(y.double().cpu(), reference(u, kernel, *args)) < TOLERANCE[u.dtype]
@@ -64,8 +64,8 @@ def test_values(B, C, L, K, lead, order, dtype):
     assert_close(order(torch.randn(B, C, L).to(dtype)), torch.randn(C, K), lead)
 
 
-@pytest.mark.parametrize(("tile", "copies"), [((64, 64, 32, 4, 2), 4), ((128, 128, 64, 8, 3), 8)])
-@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[3:])
+@pytest.mark.parametrize(("tile", "copies"), [((64, 64, 32, 4, 2), 4), ((64, 256, 64, 8, 2), 8)])
+@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[3::2])
 def test_values_with_other_tiles(monkeypatch, tile, copies, B, C, L, K, lead):
     monkeypatch.setattr(toeplitz_triton, "SHORT_TILE", toeplitz_triton.Tile(*tile))
     monkeypatch.setattr(toeplitz_triton, "COPIES", copies)
@@ -80,7 +80,7 @@ def test_values_of_a_long_sequence():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("order", [torch.Tensor.contiguous, channels_last])
 @pytest.mark.parametrize("gelu", [False, True])
-@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[:5])
+@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[1:4])
 def test_bias_gelu_and_gradients(B, C, L, K, lead, gelu, order, dtype):
     inputs = order(torch.randn(B, C, L).to(dtype)), torch.randn(C, K), torch.randn(C)
     y, grads = gradients(lambda u, k, b: toeplitz_conv(u, k, lead, b, gelu), *(x.to(DEVICE) for x in inputs))
@@ -102,7 +102,7 @@ def test_strided_inputs(dtype):
     u = torch.randn(3, 2 * 70, 2 * 5).to(dtype)[:, ::2, 1::2].transpose(1, 2)
     assert_close(u, torch.randn(70, 5).t()[:, ::2], 3)
     assert_close(torch.randn(1, 5, 70).to(dtype).expand(4, -1, -1), torch.randn(5, 40))
-    assert_close(torch.randn(2, 3, 129).to(dtype)[..., 1:], torch.randn(3, 40))
+    assert_close(torch.randn(2, 3, 129).to(dtype)[..., 1:], torch.randn(3, 40), 0, torch.randn(1).expand(3))
 
 
 @pytest.mark.parametrize("B", [1, 3])

@@ -30,10 +30,11 @@ class Tile(NamedTuple):
     chunk: int
     warps: int
     stages: int
+    registers: int = 255  # at most, per thread: fewer let more programs run at a time
 
 
 LONG_FROM = 2048  # positions
-SHORT_TILE, LONG_TILE = Tile(64, 128, 64, 4, 3), Tile(64, 256, 64, 8, 3)
+SHORT_TILE, LONG_TILE = Tile(128, 128, 64, 8, 3, 128), Tile(128, 256, 64, 8, 3)
 COPIES = 8  # of the kernel, one step apart; 16-byte loads of half precision need 8
 COPY_TIME, COPY_CHANNELS, COPY_WARPS = 64, 64, 4  # tile of the transposing copies
 STRIP_BLOCK = 1024  # lags at a time where the copies are written
@@ -84,6 +85,16 @@ def _strip_kernel(  # type: ignore[no-untyped-def]
         tl.store(strip + (c * COPIES + r) * width + i, v.to(strip.dtype.element_ty), i < width)
 
 
+@triton.jit
+def _gelu(x):  # type: ignore[no-untyped-def]
+    """Return x Phi(x) with Phi to 1e-7: Abramowitz and Stegun 7.1.26 for erfc, which has no branches as tl.erf does."""
+    z = tl.abs(x) * 0.7071067811865476
+    t = 1.0 / (1.0 + 0.3275911 * z)
+    p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    tail = 0.5 * p * tl.exp(-z * z)
+    return x * tl.where(x < 0, tail, 1.0 - tail)
+
+
 @triton.jit(do_not_specialize=["B", "rows_a_block", "blocks", "tiles", "chunks", "first", "ahead", "origin", "units"])
 def _conv_kernel(  # type: ignore[no-untyped-def]
     x, strip, scale, bias, y, B, rows_a_block, blocks, tiles, chunks, first, ahead, origin, units, x_b, x_c, y_b, y_c,
@@ -124,7 +135,7 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
     if BIAS:
         total += tl.load(bias + c).to(tl.float32)
     if GELU:
-        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+        total = _gelu(total)
     at = block[:, None] * BLOCK + t[None, :]
     out = y + c * y_c + (b.to(tl.int64) * y_b)[:, None] + at
     tl.store(out, total.to(y.dtype.element_ty), real[:, None] & (at < chunks * CHUNK))
@@ -148,10 +159,11 @@ def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) 
     rows_a_block = padded if padded <= tile.rows and 3 * padded <= 4 * B else B
     tiles = triton.cdiv(rows_a_block * blocks, tile.rows)
     _conv_kernel[(tiles * C,)](
-        x, strip, scale, scale if bias is None else bias, out, B, rows_a_block, blocks, tiles,
+        x, strip, scale, scale if bias is None else bias.contiguous(), out, B, rows_a_block, blocks, tiles,
         triton.cdiv(L, tile.chunk), -triton.cdiv(behind - 1, tile.chunk), ahead, origin, strip.shape[2] // 16,
         *x.stride()[:2], *out.stride()[:2], BIAS=bias is not None, GELU=gelu, COPIES=COPIES, WIDE=INTERPRETED,
         ROWS=tile.rows, BLOCK=tile.block, CHUNK=tile.chunk, STAGES=tile.stages, num_warps=tile.warps,
+        maxnreg=tile.registers,
     )  # fmt: skip
     if out is not y:
         _copy_rows(y, out, False)
