@@ -1,0 +1,153 @@
+"""Convolution by Toeplitz products == the float64 FFT convolution, as far as half precision goes."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mrconv.ops.fft import fft_conv_reference
+from mrconv.ops.toeplitz import toeplitz_conv
+
+from ..conftest import gradients, relative
+
+pytest.importorskip("triton")
+from mrconv.ops import toeplitz_triton
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3 if DEVICE == "cuda" else 1e-2}  # the interpreter cuts bits off
+SHAPES = [  # B, C, L, K, lead
+    (1, 3, 1, 1, 0),
+    (3, 5, 2, 7, 4),
+    (2, 7, 63, 63, 0),
+    (3, 2, 130, 400, 190),
+    (2, 3, 300, 17, 16),
+    (2, 3, 257, 300, 1),
+    (50, 1, 150, 150, 0),
+    (70, 1, 150, 299, 149),
+    (20, 1, 257, 257, 0),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Fill what is allocated with NaN, so that an element no program writes is seen."""
+    for owner, name in ((torch, "empty_like"), (torch, "empty"), (torch.Tensor, "new_empty")):
+        allocate = getattr(owner, name)
+
+        def poisoned(*args, allocate=allocate, **kwargs):
+            x = allocate(*args, **kwargs)
+            return x.fill_(float("nan")) if x.is_floating_point() and not x.is_meta else x
+
+        monkeypatch.setattr(owner, name, poisoned)
+
+
+def reference(u, kernel, lead=0, bias=None, gelu=False):
+    y = fft_conv_reference(u.double(), kernel.double(), lead)
+    y = y if bias is None else y + bias.double()[:, None]
+    return F.gelu(y) if gelu else y
+
+
+def channels_last(u):
+    return u.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def assert_close(u, kernel, *args):
+    y = toeplitz_conv(*(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in (u, kernel, *args)))
+    assert y.dtype == u.dtype
+    assert y.stride() == torch.empty_like(u).stride()
+    assert relative(y.double().cpu(), reference(u, kernel, *args)) < TOLERANCE[u.dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("order", [torch.Tensor.contiguous, channels_last])
+@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES)
+def test_values(B, C, L, K, lead, order, dtype):
+    assert_close(order(torch.randn(B, C, L).to(dtype)), torch.randn(C, K), lead)
+
+
+@pytest.mark.parametrize(("tile", "copies"), [((64, 64, 32, 4, 2), 4), ((64, 256, 64, 8, 2), 8)])
+@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[3::2])
+def test_values_with_other_tiles(monkeypatch, tile, copies, B, C, L, K, lead):
+    monkeypatch.setattr(toeplitz_triton, "SHORT_TILE", toeplitz_triton.Tile(*tile))
+    monkeypatch.setattr(toeplitz_triton, "COPIES", copies)
+    assert_close(channels_last(torch.randn(B, C, L).half()), torch.randn(C, K), lead)
+
+
+def test_values_of_a_long_sequence():
+    L = toeplitz_triton.LONG_FROM + 5
+    assert_close(channels_last(torch.randn(2, 1, L).half()), torch.randn(1, 2 * L - 1), L - 1)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("order", [torch.Tensor.contiguous, channels_last])
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[1:4])
+def test_bias_gelu_and_gradients(B, C, L, K, lead, gelu, order, dtype):
+    inputs = order(torch.randn(B, C, L).to(dtype)), torch.randn(C, K), torch.randn(C)
+    y, grads = gradients(lambda u, k, b: toeplitz_conv(u, k, lead, b, gelu), *(x.to(DEVICE) for x in inputs))
+    exact, exact_grads = gradients(lambda u, k, b: reference(u, k, lead, b, gelu), *(x.double() for x in inputs))
+    for got, like, expected in zip((y, *grads), (inputs[0], *inputs), (exact, *exact_grads), strict=True):
+        assert got.dtype == like.dtype
+        assert (got.double().cpu() - expected).norm() < 2 * TOLERANCE[dtype] * expected.norm().clamp(min=1)
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    u, kernel = torch.randn(2, 3, 9, device=DEVICE).half(), torch.randn(3, 9, device=DEVICE, requires_grad=True)
+    toeplitz_conv(u, kernel, 0, None, True).sum().backward()
+    assert kernel.grad.isfinite().all()
+    assert u.grad is None
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_strided_inputs(dtype):
+    u = torch.randn(3, 2 * 70, 2 * 5).to(dtype)[:, ::2, 1::2].transpose(1, 2)
+    assert_close(u, torch.randn(70, 5).t()[:, ::2], 3)
+    assert_close(torch.randn(1, 5, 70).to(dtype).expand(4, -1, -1), torch.randn(5, 40))
+    assert_close(torch.randn(2, 3, 129).to(dtype)[..., 1:], torch.randn(3, 40), 0, torch.randn(1).expand(3))
+
+
+@pytest.mark.parametrize("B", [1, 3])
+def test_time_contiguous_input_is_not_copied(monkeypatch, B):
+    monkeypatch.setattr(toeplitz_triton, "_scratch", None)
+    assert_close(torch.randn(B, 3, 192).half(), torch.randn(3, 100), 20)
+    assert_close(torch.randn(3, B, 192).half().transpose(0, 1), torch.randn(3, 100), 20)
+
+
+def test_empty_batch():
+    assert toeplitz_conv(torch.zeros(0, 3, 9, device=DEVICE).half(), torch.zeros(3, 9, device=DEVICE)).shape == (
+        0,
+        3,
+        9,
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("size", "kernel_size"), [(1e4, 1e-8), (1e-4, 1e6)])
+def test_kernels_beyond_the_range_of_float16(dtype, size, kernel_size):
+    u, kernel = (size * torch.randn(2, 3, 80)).to(dtype), kernel_size * torch.randn(3, 80)
+    kernel[1] = 0
+    assert_close(u, kernel)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_one_tap_shifts_exactly(dtype):
+    u, kernel = torch.randn(2, 3, 140, device=DEVICE).to(dtype), torch.zeros(3, 9, device=DEVICE)
+    kernel[:, 5] = 0.5
+    y = toeplitz_conv(u, kernel, 2)
+    assert torch.equal(y[..., 3:], 0.5 * u[..., :-3])
+    assert (y[..., :3] == 0).all()
+
+
+def test_op_is_registered_correctly():
+    u = channels_last(torch.randn(2, 3, 9)).to(DEVICE, torch.bfloat16).requires_grad_()
+    kernel, bias = torch.randn(3, 20, device=DEVICE, requires_grad=True), torch.randn(3, device=DEVICE)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for args in ((u, kernel, bias.requires_grad_(), 3, True), (u, kernel, None, 0, False)):
+        torch.library.opcheck(torch.ops.mrconv.toeplitz_conv.default, args, test_utils=checks)
+
+
+def test_errors():
+    u, kernel = torch.randn(2, 3, 9, device=DEVICE), torch.randn(3, 9, device=DEVICE)
+    with pytest.raises(TypeError, match=r"takes u in bfloat16 or float16, got torch.float32: use fft_conv"):
+        toeplitz_conv(u, kernel)
+    with pytest.raises(ValueError, match=r"lead must be from 0 to 8, below the kernel's length, got 9"):
+        toeplitz_conv(u.half(), kernel, 9)
