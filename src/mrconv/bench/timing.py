@@ -163,9 +163,9 @@ def synchronise(device: str) -> None:
 
 
 def free() -> None:
-    """Give back what nothing refers to any more."""
-    gc.collect()
+    """Give the GPU's memory back that nothing refers to any more."""
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 
