@@ -176,6 +176,25 @@ def test_what_does_not_fit_is_left_out(monkeypatch):
     assert result == {"ms": None, "graph_ms": None, "MiB": None, "error": "needs about 0 GiB"}
 
 
+def test_graphs_are_timed_too_and_one_that_cannot_be_captured_is_null(monkeypatch):
+    def capture(run):
+        if run is bad:
+            raise RuntimeError("not permitted when stream is capturing\nand more")
+        return run
+
+    def bad():
+        return None
+
+    monkeypatch.setattr(timing, "captured", capture)
+    monkeypatch.setattr(timing, "synchronise", lambda device: None)
+    monkeypatch.setattr(timing, "first_steps", lambda run, device: 1.0)
+    found = timing.measure({"good": lambda: None, "bad": bad}, 3, "cuda")
+    assert found["good"]["graph_ms"] > 0
+    assert found["bad"]["ms"] > 0
+    assert found["bad"]["graph_ms"] is None
+    assert found["bad"]["graph_error"] == "not permitted when stream is capturing"
+
+
 def test_peak_memory_counts_what_lives_at_the_same_time():
     def run():
         a = torch.empty(2**20)

@@ -26,26 +26,28 @@ def plot_length(found: Mapping[str, Any], path: Path) -> None:
     lengths = [row["shape"]["length"] for row in rows]
     figure = Figure(figsize=(11.5, 6.6), layout="constrained")
     axes = figure.subplots(2, len(TITLES), sharex=True, sharey="row", squeeze=False)
-    graphs = False
+    graphs: set[str] = set()
+    eager: set[str] = set()
     for column, (name, title) in enumerate(TITLES.items()):
         curves = {}
         for kind in rows[0][name]:
-            ms, graph = curve(rows, name, kind)
-            graphs |= graph
-            curves[kind] = ms
+            curves[kind], graph = curve(rows, name, kind)
+            (graphs if graph else eager).add(kind)
         per_element = {kind: _scaled(ms, rows, 1e6, ("batch", "length", "channels")) for kind, ms in curves.items()}
         per_sequence = {kind: _scaled(ms, rows, 1.0, ("batch",)) for kind, ms in curves.items()}
         draw(axes[0][column], lengths, per_element, [math.log2(n) for n in lengths])
         draw(axes[1][column], lengths, per_sequence, [n * math.log2(n) for n in lengths])
         axes[0][column].set_title(title)
         axes[1][column].set_xlabel("length L")
-    axes[0][0].set_ylabel("time per element, ns")
+    axes[0][0].set_ylabel("time per element of (B, L, D), ns")
     axes[1][0].set_ylabel("time per sequence, ms")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     shape = rows[0]["shape"]
     positions, channels = shape["batch"] * shape["length"], shape["channels"]
     how = "replayed as CUDA graphs" if graphs else "launched op by op"
+    if graphs and eager:
+        how += f" (op by op where that failed: {', '.join(sorted(eager))})"
     figure.suptitle(
         f"One layer on {found['hardware']}, {found['dtype']}: {positions:,} positions of {channels} channels, {how}",
         fontsize="medium",
@@ -74,7 +76,6 @@ def draw(axes: Axes, lengths: Sequence[int], curves: Mapping[str, Sequence[float
     axes.xaxis.set_major_locator(LogLocator(base=2, subs=[1.0], numticks=7))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: _short(n)))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda t, _: f"{t:g}"))
     axes.grid(which="major", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -93,7 +93,7 @@ KINDS = [
 
 def lengths(device: str, small: bool) -> list[tuple[int, int, int]]:
     """Return (batch, length, channels) for powers of 2, batch * length the same for all."""
-    total, channels = (2**16, 8) if small else (2**20, 64 if device == "cuda" else 4)
+    total, channels = (2**16, 8) if small else (2**20, 64 if device == "cuda" else 2)
     powers = [2**i for i in range(64) if MINIMUM <= 2**i <= min(MAXIMUM, total)]
     return [(total // length, length, channels) for length in powers]
 
