@@ -45,7 +45,8 @@ def run(options: Options) -> dict[str, Any]:
     if anchors:
         found["anchors_ms"] = {"what": ANCHOR, **anchors}
     names = ["S4"] if anchors else []
-    table = Table(["none", "ours", "branches", "dense"], names, ["branches", "dense", *names])
+    ratios = ["branches", "dense", *(names if options.device == "cuda" else [])]
+    table = Table(["none", "ours", "branches", "dense"], names, ratios)
     with matrix_products("high" if options.dtype == "bfloat16" else "highest"):
         for shape in chosen:
             row = one_shape(shape.small() if options.small else shape, options)
