@@ -1,0 +1,1 @@
+"""Benchmarks: contestants, timing and recording, for `mrconv bench` and the scripts in benchmarks/."""

@@ -1,0 +1,92 @@
+"""Figures of recorded results; needs matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+TITLES = {
+    "training": "Forward and backward",
+    "forward": "Forward, in training",
+    "inference": "Inference, merged",
+}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#555555", "#cc79a7", "#e69f00")
+MARKERS = "osD^vP"
+
+
+def plot_length(found: Mapping[str, Any], path: Path) -> None:
+    """Draw time per element and per sequence against length, one column per pass."""
+    rows = found["rows"]
+    lengths = [row["shape"]["length"] for row in rows]
+    figure = Figure(figsize=(11.5, 6.6), layout="constrained")
+    axes = figure.subplots(2, len(TITLES), sharex=True, sharey="row", squeeze=False)
+    graphs: set[str] = set()
+    eager: set[str] = set()
+    for column, (name, title) in enumerate(TITLES.items()):
+        curves = {}
+        for kind in rows[0][name]:
+            curves[kind], graph = curve(rows, name, kind)
+            (graphs if graph else eager).add(kind)
+        per_element = {kind: _scaled(ms, rows, 1e6, ("batch", "length", "channels")) for kind, ms in curves.items()}
+        per_sequence = {kind: _scaled(ms, rows, 1.0, ("batch",)) for kind, ms in curves.items()}
+        draw(axes[0][column], lengths, per_element, [math.log2(n) for n in lengths])
+        draw(axes[1][column], lengths, per_sequence, [n * math.log2(n) for n in lengths])
+        axes[0][column].set_title(title)
+        axes[1][column].set_xlabel("length L")
+    axes[0][0].set_ylabel("time per element of (B, L, D), ns")
+    axes[1][0].set_ylabel("time per sequence, ms")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    shape = rows[0]["shape"]
+    positions, channels = shape["batch"] * shape["length"], shape["channels"]
+    how = "replayed as CUDA graphs" if graphs else "launched op by op"
+    if graphs and eager:
+        how += f" (op by op where that failed: {', '.join(sorted(eager))})"
+    figure.suptitle(
+        f"One layer on {found['hardware']}, {found['dtype']}: {positions:,} positions of {channels} channels, {how}",
+        fontsize="medium",
+    )
+    figure.savefig(path, dpi=150)
+
+
+def curve(rows: Sequence[Mapping[str, Any]], name: str, kind: str) -> tuple[list[float], bool]:
+    """Return the times of CUDA graphs if all lengths have them, else those op by op; NaN where there is none."""
+    results = [row[name][kind] for row in rows]
+    graph = all(result["graph_ms"] is not None for result in results)
+    times = [result["graph_ms" if graph else "ms"] for result in results]
+    return [math.nan if ms is None else ms for ms in times], graph
+
+
+def draw(axes: Axes, lengths: Sequence[int], curves: Mapping[str, Sequence[float]], guide: Sequence[float]) -> None:
+    """Draw curves and, below them all, a guide of the given form."""
+    for i, (kind, values) in enumerate(curves.items()):
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        axes.plot(lengths, values, label=kind, color=colour, marker=marker, markersize=4, linewidth=1.5)
+    below = [v / g for values in curves.values() for v, g in zip(values, guide, strict=True) if v > 0]
+    scale = 0.6 * min(below, default=1.0)
+    axes.plot(lengths, [scale * g for g in guide], "--", color="0.6", linewidth=1.2, label="L log L")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=2, subs=[1.0], numticks=7))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: _short(n)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(which="major", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _scaled(ms: Sequence[float], rows: Sequence[Mapping[str, Any]], by: float, over: Sequence[str]) -> list[float]:
+    return [by * t / math.prod(row["shape"][key] for key in over) for t, row in zip(ms, rows, strict=True)]
+
+
+def _short(n: float) -> str:
+    """Return 4096 as 4K."""
+    for size, letter in ((2**20, "M"), (2**10, "K")):
+        if n >= size:
+            return f"{n / size:g}{letter}"
+    return f"{n:g}"

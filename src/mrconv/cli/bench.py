@@ -1,0 +1,83 @@
+"""mrconv bench: times and memory on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from mrconv.bench import shapes
+from mrconv.bench.options import Options
+
+from .parser import CommandError, Parser, positive
+
+BENCHMARKS: dict[str, tuple[str, list[Any], str]] = {
+    "layer": (
+        "one layer, against the paper's N branches and one dense FFT convolution",
+        shapes.LAYERS,
+        "an eighth of the batch",
+    ),
+    "model": (
+        "stacks of blocks that differ in their mixer only",
+        shapes.MODELS,
+        "an eighth of the batch, at most two blocks",
+    ),
+    "length": (
+        "one layer against length, at a constant number of elements",
+        shapes.KINDS,
+        "2**16 positions of 8 channels, lengths up to 65,536",
+    ),
+}
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    about = "measure times and peak memory on this machine"
+    parser = commands.add_parser("bench", help=about, description=about.capitalize() + ".")
+    benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    for name, (what, entries, small) in BENCHMARKS.items():
+        _add(benchmarks.add_parser(name, help=what, description=what[0].upper() + what[1:] + "."), name, entries, small)
+
+
+def _add(parser: Parser, name: str, entries: list[Any], small: str) -> None:
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if there is one, else cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="default: float32")
+    parser.add_argument("--rounds", type=positive, default=20, metavar="N", help="times are medians of N; default: 20")
+    parser.add_argument("--small", action="store_true", help=f"{small}: for CPUs")
+    known = ", ".join(entry.name for entry in entries)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only those whose names begin so: {known}")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results there")
+    if name == "model":
+        parser.add_argument("--compile", action="store_true", help="measure each under torch.compile too")
+    parser.set_defaults(run=run, benchmark=name, entries=entries, compile=False)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Check what was asked for, then measure."""
+    try:
+        shapes.select(given.entries, given.only)
+    except ValueError as error:
+        raise CommandError(f"argument --only: {error}") from None
+    if given.out is not None:
+        _check_writable(given.out)
+
+    import torch
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise CommandError("argument --device: torch finds no CUDA device here; use --device cpu")
+    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command")
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options = Options(device=device, **{name: getattr(given, name) for name in fields})
+    importlib.import_module(f"mrconv.bench.{given.benchmark}").run(options)
+    if given.out is not None:
+        print(f"recorded in {given.out}")
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the measurements whether the results can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise CommandError(f"argument --out: cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,49 @@
+"""mrconv plot: figures of recorded results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from .parser import CommandError
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    about = "draw recorded results"
+    parser = commands.add_parser("plot", help=about, description=about.capitalize() + ".")
+    figures = parser.add_subparsers(title="figures", metavar="FIGURE", required=True)
+    what = "time against length, from what `mrconv bench length --out FILE.json` recorded"
+    length = figures.add_parser("length", help=what, description=what[0].upper() + what[1:] + ".")
+    length.add_argument("file", type=Path, metavar="FILE.json")
+    length.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
+    length.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Read, check, draw."""
+    try:
+        found = json.loads(given.file.read_text())
+    except OSError as error:
+        raise CommandError(f"cannot read {given.file}: {error.strerror}") from None
+    except ValueError as error:
+        raise CommandError(f"{given.file} is not JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("benchmark") != "length":
+        raise CommandError(f"{given.file} was not recorded by `mrconv bench length`")
+    if not found["rows"]:
+        raise CommandError(f"{given.file} has no rows: the run was stopped before its first length was done")
+    out = given.out or given.file.with_suffix(".png")
+    try:
+        from mrconv.bench.plot import plot_length
+    except ImportError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        raise CommandError("plots need matplotlib: pip install 'mrconv[plot]'") from None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        plot_length(found, out)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"argument --out: cannot write {out}: {error}") from None
+    print(out)

@@ -1,0 +1,213 @@
+"""The benchmarks run on small shapes, tell what they should, and their records can be drawn."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mrconv.bench import contestants, shapes, timing
+from mrconv.bench.report import PASSES
+from mrconv.cli import main
+from tests.conftest import relative
+
+ROOT = Path(__file__).parent.parent
+LAYERS = [
+    shapes.Shape("Tiny fourier", 2, 64, 4, "fourier", 2),
+    shapes.Shape("Tiny dilated", 2, 64, 4, "dilated", 8),
+    shapes.Shape("Other", 2, 64, 4, "fourier", 8, True, "concat"),
+]
+MODELS = [
+    shapes.ModelShape("Tiny", 2, 64, 4, "fourier", 2, depth=2),
+    shapes.ModelShape("Image", 2, 64, 4, "dilated", 8, depth=1, block_norm="layer"),
+]
+KEYS = {"ms", "graph_ms", "MiB"}
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    before, threads = (list(shapes.LAYERS), list(shapes.MODELS)), torch.get_num_threads()
+    torch.set_num_threads(1)
+    shapes.LAYERS[:], shapes.MODELS[:] = LAYERS, MODELS
+    monkeypatch.setattr(shapes, "lengths", lambda device, small: [(8, 32, 2), (4, 64, 2), (2, 128, 2)])
+    yield
+    shapes.LAYERS[:], shapes.MODELS[:] = before
+    torch.set_num_threads(threads)
+
+
+def bench(tmp_path, *argv):
+    """Run a benchmark on the CPU and return its record."""
+    file = tmp_path / "results" / "found.json"
+    assert main(["bench", *argv, "--device", "cpu", "--rounds", "1", "--out", str(file)]) == 0
+    return json.loads(file.read_text())
+
+
+def check_record(found, name):
+    assert found["benchmark"] == name
+    assert found["command"].startswith(f"mrconv bench {name}")
+    assert {"hardware", "threads", "python", "torch", "triton", "cuda", "mrconv", "dtype", "rounds"} <= found.keys()
+    assert found["copy_bytes_per_s"] > 0
+    for row in found["rows"]:
+        for each in PASSES:
+            for result in row[each].values():
+                assert result.keys() >= KEYS
+                assert result["ms"] > 0
+                assert result["graph_ms"] is None
+                assert result["MiB"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layer(tmp_path, capsys, dtype):
+    found = bench(tmp_path, "layer", "--dtype", dtype)
+    check_record(found, "layer")
+    assert found["dtype"] == dtype
+    assert [row["shape"]["name"] for row in found["rows"]] == [shape.name for shape in LAYERS]
+    for row in found["rows"]:
+        assert set(row["training"]) == set(row["forward"]) == {"ours", "branches", "dense"}
+        assert set(row["inference"]) == {"merged", "dense"}
+        assert row["floor_ms"]["training"] > row["floor_ms"]["inference"] > 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["ours", "branches", "dense", "floor", "x", "branches", "x", "dense"]
+    assert sum(line.startswith("Tiny") for line in out.splitlines()) == 2
+    assert "error" not in out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_model(tmp_path, capsys, dtype):
+    precision = torch.get_float32_matmul_precision()
+    found = bench(tmp_path, "model", "--dtype", dtype)
+    check_record(found, "model")
+    assert torch.get_float32_matmul_precision() == precision
+    for row in found["rows"]:
+        assert set(row["training"]) == set(row["forward"]) == {"none", "ours", "branches", "dense"}
+        assert set(row["inference"]) == {"none", "merged", "dense"}
+    out = capsys.readouterr().out
+    assert "not in this run" in out
+    assert ("59.30" if dtype == "float32" else "41.50") in out
+    assert found["anchors_ms"]["training"]["Image"] == (59.3 if dtype == "float32" else 41.5)
+
+
+def test_small_models_are_not_compared_with_full_ones(tmp_path, capsys):
+    found = bench(tmp_path, "model", "--small", "--only", "image")
+    assert "anchors_ms" not in found
+    assert "S4" not in capsys.readouterr().out
+    assert [row["shape"]["batch"] for row in found["rows"]] == [1]
+
+
+def test_compiling_that_fails_is_recorded(tmp_path, monkeypatch):
+    def broken(module):
+        class Broken(nn.Module):
+            def forward(self, u):
+                raise RuntimeError("no compiler here\nand more")
+
+        return Broken()
+
+    monkeypatch.setattr(torch, "compile", broken)
+    found = bench(tmp_path, "model", "--compile", "--only", "Image")
+    for result in found["rows"][0]["training"].values():
+        assert result["compile_ms"] is None
+        assert result["compile_error"] == "no compiler here"
+        assert result["ms"] > 0
+
+
+def test_compiled_times_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    found = bench(tmp_path, "model", "--compile", "--only", "Image")
+    assert all(result["compile_ms"] > 0 for result in found["rows"][0]["inference"].values())
+
+
+def test_length_can_be_plotted(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    found = bench(tmp_path, "length", "--only", "fourier", "dense")
+    check_record(found, "length")
+    assert [row["shape"]["length"] for row in found["rows"]] == [32, 64, 128]
+    assert set(found["rows"][0]["training"]) == {"fourier l0=1", "fourier l0=32", "dense"}
+    file = tmp_path / "results" / "found.json"
+    found["rows"][1]["training"]["dense"]["ms"] = None
+    file.write_text(json.dumps(found))
+    capsys.readouterr()
+    other = tmp_path / "new" / "figure.png"
+    for image, argv in ((file.with_suffix(".png"), []), (other, ["--out", str(other)])):
+        assert main(["plot", "length", str(file), *argv]) == 0
+        assert image.read_bytes().startswith(b"\x89PNG")
+        assert capsys.readouterr().out == f"{image}\n"
+
+
+def test_plotting_needs_matplotlib(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"benchmark": "length", "rows": [{}]}))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    monkeypatch.delitem(sys.modules, "mrconv.bench.plot", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        main(["plot", "length", str(file)])
+    assert stop.value.code == 2
+    assert "pip install 'mrconv[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["layer", "model", "length"])
+def test_scripts_are_the_same_commands(capsys, monkeypatch, name):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"), run_name="__main__")
+    assert stop.value.code == 0
+    assert f"usage: mrconv bench {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kernel", ["dilated", "fourier"])
+def test_the_paper_s_way_computes_what_the_layer_does(kernel):
+    shape = shapes.Shape("", 2, 64, 4, kernel, 8)
+    theirs = contestants.branches(shape, "cpu")
+    ours = contestants.layer(shape, "torch", "cpu")
+    layer = theirs.layer if isinstance(theirs, contestants.DilatedBranches) else theirs
+    ours.load_state_dict(layer.state_dict())
+    u = torch.randn(2, 64, 4)
+    assert relative(theirs(u), ours(u)) < 1e-5
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch):
+    monkeypatch.setattr(contestants, "cpu_memory", lambda: 2.0**10)
+    u = torch.randn(2, 64, 4)
+    runs = contestants.runs("training", {"branches": contestants.branches(LAYERS[0], "cpu")}, u, u)
+    result = timing.measure(runs, 1, "cpu")["branches"]
+    assert result == {"ms": None, "graph_ms": None, "MiB": None, "error": "needs about 0 GiB"}
+
+
+def test_graphs_are_timed_too_and_one_that_cannot_be_captured_is_null(monkeypatch):
+    def capture(run):
+        if run is bad:
+            raise RuntimeError("not permitted when stream is capturing\nand more")
+        return run
+
+    def bad():
+        return None
+
+    monkeypatch.setattr(timing, "captured", capture)
+    monkeypatch.setattr(timing, "synchronise", lambda device: None)
+    monkeypatch.setattr(timing, "first_steps", lambda run, device: 1.0)
+    found = timing.measure({"good": lambda: None, "bad": bad}, 3, "cuda")
+    assert found["good"]["graph_ms"] > 0
+    assert found["bad"]["ms"] > 0
+    assert found["bad"]["graph_ms"] is None
+    assert found["bad"]["graph_error"] == "not permitted when stream is capturing"
+
+
+def test_peak_memory_counts_what_lives_at_the_same_time():
+    def run():
+        a = torch.empty(2**20)
+        b = a + 1
+        del a
+        return b.sum()
+
+    assert timing.first_steps(run, "cpu") == pytest.approx(8, rel=0.01)
+
+
+def test_all_lengths_have_the_same_number_of_elements(monkeypatch):
+    monkeypatch.undo()
+    for device, small, longest in (("cuda", False, 2**20), ("cpu", False, 2**20), ("cpu", True, 2**16)):
+        found = shapes.lengths(device, small)
+        assert [length for _, length, _ in found] == [2**i for i in range(8, longest.bit_length())]
+        assert len({batch * length * channels for batch, length, channels in found}) == 1

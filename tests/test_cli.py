@@ -1,0 +1,130 @@
+"""The `mrconv` command: help, version, and errors in one line with exit code 2."""
+
+import importlib
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import mrconv
+from mrconv.cli import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent
+
+
+def outcome(capsys, *argv):
+    """Return exit code, standard output and standard error of a command line."""
+    try:
+        code = main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+def test_version(capsys):
+    assert outcome(capsys, "--version") == (0, f"mrconv {mrconv.__version__}\n", "")
+
+
+def test_version_is_that_of_the_package():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == mrconv.__version__
+
+
+def test_entry_point_is_this_command():
+    target = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["mrconv"]
+    module, function = target.split(":")
+    assert getattr(importlib.import_module(module), function) is main
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["bench"], ["plot"], ["bench", "layer"], ["bench", "model"], ["bench", "length"], ["plot", "length"]],
+    ids=" ".join,
+)
+def test_help(capsys, argv):
+    code, out, err = outcome(capsys, *argv, "--help")
+    assert code == 0
+    assert out.startswith(" ".join(["usage: mrconv", *argv]))
+    assert not err
+
+
+def test_help_names_every_command(capsys):
+    out = outcome(capsys, "--help")[1]
+    for command in COMMANDS:
+        assert f"    {command.__name__.rsplit('.', 1)[1]} " in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "required: COMMAND"),
+        (["bnch"], "'bnch'"),
+        (["bench"], "required: BENCHMARK"),
+        (["bench", "layer", "--round", "3"], "unrecognized arguments: --round"),
+        (["bench", "layer", "--rounds", "0"], "argument --rounds: must be a positive integer; got '0'"),
+        (["bench", "layer", "--rounds", "many"], "argument --rounds: must be a positive integer; got 'many'"),
+        (["bench", "layer", "--dtype", "float16"], "'float16'"),
+        (["bench", "layer", "--device", "tpu"], "'tpu'"),
+        (["bench", "layer", "--only", "Txt"], "argument --only: 'Txt' is not"),
+        (["bench", "layer", "--compile"], "unrecognized arguments: --compile"),
+        (["bench", "model", "--only", "Speech"], "'ListOps', 'Text', 'Image', 'Path-X'"),
+        (["bench", "length", "--out", "/dev/null/a.json"], "argument --out: cannot write /dev/null/a.json"),
+        (["plot", "length"], "required: FILE.json"),
+        (["plot", "length", "/nowhere.json"], "cannot read /nowhere.json: No such file or directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_give_one_line_and_code_2(capsys, argv, says):
+    code, out, err = outcome(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("mrconv")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_gpu_is_told(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = outcome(capsys, "bench", "layer", "--device", "cuda")
+    assert code == 2
+    assert "argument --device: torch finds no CUDA device here; use --device cpu" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "was not recorded by `mrconv bench length`"),
+        (json.dumps({"benchmark": "layer", "rows": []}), "was not recorded by `mrconv bench length`"),
+        (json.dumps({"benchmark": "length", "rows": []}), "has no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_plotted_is_told(capsys, tmp_path, text, says):
+    file = tmp_path / "found.json"
+    file.write_text(text)
+    code, _, err = outcome(capsys, "plot", "length", str(file))
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_python_m_mrconv_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "mrconv", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mrconv {mrconv.__version__}\n"
+
+
+def test_the_command_line_itself_imports_no_torch():
+    code = f"""
+import sys, types
+package = types.ModuleType("mrconv")
+package.__path__, package.__version__ = [{str(Path(mrconv.__file__).parent)!r}], "0"
+sys.modules["mrconv"] = package
+from mrconv.cli import main
+try:
+    main(["bench", "layer", "--only", "nothing of that name"])
+except SystemExit as stop:
+    assert stop.code == 2
+assert not {{"torch", "matplotlib", "numpy"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
