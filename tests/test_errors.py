@@ -40,11 +40,10 @@ def test_wrong_option(options, message):
         MRConv(4, 16, **options)
 
 
-def test_triton_says_what_it_has_and_why_it_cannot_run():
-    with pytest.raises(NotImplementedError, match="backend='triton' exists for kernels of taps"):
-        MRConv(4, 16, backend="triton")
+@pytest.mark.parametrize("kernel", ["dilated", "fourier"])
+def test_triton_says_why_it_cannot_run(kernel):
     with pytest.raises(RuntimeError, match="backend='triton' cannot run here: "):
-        MRConv(4, 16, kernel="dilated", backend="triton")(torch.randn(2, 16, 4))
+        MRConv(4, 16, kernel=kernel, backend="triton")(torch.randn(2, 16, 4))
 
 
 @pytest.mark.parametrize(

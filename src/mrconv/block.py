@@ -82,6 +82,6 @@ class MRConvBlock(nn.Module):
             lengths = check_lengths(lengths, u.shape[0], u.shape[1])
             mask = padding_mask(lengths, u)
         x = self.norm(u, mask) if self.prenorm else u
-        x = self.dropout(F.gelu(self.layer(x, lengths, rate)))
+        x = self.dropout(self.layer(x, lengths, rate, gelu=True))
         x = u + self.dropout(F.glu(self.mix(x), -1))
         return x if self.prenorm else self.norm(x, mask)

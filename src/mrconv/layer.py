@@ -138,15 +138,18 @@ class MRConv(IntegerBuffers):
         """N, the number of kernels per direction."""
         return len(resolution_lengths(self.l_max, self.kernel_size, self.combine))
 
-    def forward(self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
+    def forward(
+        self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
+    ) -> Tensor:
         """Convolve u (B, L, d_model) -> (B, L, heads * d_model), in u's dtype.
 
-        Positions from `lengths` (B,) on are as if absent: zero in, zero out, not in the statistics.
+        Positions from `lengths` (B,) on are as if absent: zero in, zero out, not in the statistics. With `gelu` the
+        output goes through GELU, in the same pass over memory where that can be.
         """
         check_input(u, self.d_model)
         rate = self._checked(rate)
         if lengths is None:
-            return self._convolve(u, None, rate)
+            return self._convolve(u, None, rate, gelu)
         lengths = check_lengths(lengths, u.shape[0], u.shape[1])
         longest = int(lengths.max()) if known(lengths) else u.shape[1]
         if longest == 0:
@@ -154,10 +157,10 @@ class MRConv(IntegerBuffers):
         # Nothing past the longest sequence: less work, and statistics that lose no digits to padding.
         kept = u[:, :longest]
         padding = ~padding_mask(lengths, kept)
-        y = self._convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate)
+        y = self._convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu)
         return F.pad(y.masked_fill(padding, 0), (0, 0, 0, u.shape[1] - longest))
 
-    def _convolve(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+    def _convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool) -> Tensor:
         """Convolve u (B, L, d_model), zero from `lengths` on, where the output is of no use."""
         B, L, _ = u.shape
         x = u.transpose(1, 2).reshape(B * self.groups, self.d_model // self.groups, L)
@@ -167,12 +170,29 @@ class MRConv(IntegerBuffers):
             lengths = lengths.repeat_interleave(self.groups, output_size=B * self.groups)
         if self.backend == "reference" and not self.merged:
             y, skip = self._by_branches(x, lengths, rate), self.D
+        elif any(norm.training for norm in self._norms()):
+            y, skip = self._by_batch_statistics(x, lengths, rate), self.D if self.groups > 1 else None
         else:
-            y, skip = self._by_one_kernel(x, lengths, rate), self.D if self.groups > 1 else None
+            inside, skip = gelu and self.groups == 1, self.D if self.groups > 1 else None
+            values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
+            y, gelu = ops.conv(x, values, lags, bias, inside, self._backend), gelu and not inside
         x, y = (z.reshape(B, self.heads * self.d_model, L) for z in (x, y))
         if skip is not None:
             y = y + skip[:, None].to(x.dtype) * x
-        return y.transpose(1, 2)
+        y = y.transpose(1, 2)
+        return F.gelu(y) if gelu else y
+
+    def choice(self, u: Tensor, rate: float | None = None) -> ops.Choice:
+        """Tell which op runs for inputs like u (B, L, d_model) in the present mode, and what the others would cost."""
+        check_input(u, self.d_model)
+        rate, x = self._checked(rate), u.transpose(1, 2)
+        if self.backend == "reference" and not self.merged:
+            return ops.Choice("reference", False, {})
+        if any(norm.training for norm in self._norms()):
+            kernels = [kernel for d in self._directions() for kernel in d.kernels(rate)]
+            return ops.choose_branch_sum(x, kernels, self._backend)
+        lags = (self._stored() if self.merged else self._merge(rate))[1]
+        return ops.choose_conv(x, lags, self._backend)
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.
@@ -267,17 +287,15 @@ class MRConv(IntegerBuffers):
         total = torch.stack([branches.reference(wide, mask, rate) for branches in self._directions()]).sum(0)
         return total.to(x.dtype)
 
-    def _by_one_kernel(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        norms = [d.norm for d in self._directions() if d.norm is not None]
-        if any(norm.training for norm in norms):
-            return self._by_batch_statistics(x, lengths, rate, norms)
-        values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
-        backend = "torch" if self.backend == "reference" else self.backend
-        return ops.conv(x, values, lags, backend) + bias[:, None].to(x.dtype)
+    @property
+    def _backend(self) -> str:
+        return "torch" if self.backend == "reference" else self.backend
 
-    def _by_batch_statistics(
-        self, x: Tensor, lengths: Tensor | None, rate: float, norms: list[nn.BatchNorm1d]
-    ) -> Tensor:
+    def _norms(self) -> list[nn.BatchNorm1d]:
+        return [d.norm for d in self._directions() if d.norm is not None]
+
+    def _by_batch_statistics(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        norms = self._norms()
         sync = self.sync_stats or isinstance(norms[0], nn.SyncBatchNorm)
         if x.shape[0] * x.shape[2] == 1 and not sync:
             raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
@@ -288,11 +306,11 @@ class MRConv(IntegerBuffers):
         kernels = [kernel for d in directions for kernel in d.kernels(rate)]
         skip = self.D if self.groups == 1 else None
         y, mean, var, count = ops.branch_sum(
-            x, kernels, torch.cat(weights), skip, lengths, norms[0].eps, sync, self.backend
+            x, kernels, torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync, self._backend
         )
         for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
             track(norm, m.flatten(), v.flatten(), count)
-        return y + torch.cat(biases).sum(0)[:, None].to(y.dtype)
+        return y
 
     def _stored(self) -> tuple[Tensor, Lags, Tensor]:
         if self.lags is not None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrconv import ops
-from mrconv.ops import taps
+from mrconv.ops import dispatch, taps
 from mrconv.ops.statistics import _total_by_doubling
 
 from ..conftest import gradients
@@ -48,13 +48,17 @@ def test_fft_conv_with_its_epilogue(gelu):
 
 
 @pytest.mark.parametrize("L", LENGTHS)
-def test_tap_conv_equals_rolled_input(L):
+@pytest.mark.parametrize("op", ["taps", "fft"])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_scattered_taps_equal_rolled_input(L, op, gelu, monkeypatch):
+    monkeypatch.setattr(dispatch, "cost", dear("fft" if op == "taps" else "taps"))
     lags = (0, -3, 7, 64, -200)
     assert_same(
-        lambda u, v: ops.tap_conv(u, v, lags),
-        lambda u, v: ops.tap_conv_reference(u, v, lags),
+        lambda u, v, bias: ops.conv(u, v, lags, bias, gelu),
+        lambda u, v, bias: ops.conv_reference(u, v, lags, bias, gelu),
         double(3, 4, L),
         double(4, 5),
+        double(4),
     )
 
 
@@ -72,13 +76,23 @@ DENSE = [
 SCATTERED = [[(0,), (0, 2), (), (5, 70)], [(0, 3), (-1, -2), (-1, -90)]]
 
 
+def dear(*ops):
+    """Prices at which none of these is chosen."""
+    return lambda u, triton, op, reach, taps: float(op in ops)
+
+
+CASES = [(lags, "tap sum") for lags in DENSE + SCATTERED] + [(lags, "spectral") for lags in SCATTERED]
+
+
 @pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize("lags", DENSE + SCATTERED, ids=lambda lags: f"{len(lags)}x{type(lags[0]).__name__}")
+@pytest.mark.parametrize(("lags", "op"), CASES, ids=lambda x: x if isinstance(x, str) else f"{len(x)}x{type(x[0]).__name__}")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("skipped", [False, True])
-def test_branch_sum_equals_all_branches(L, lags, masked, skipped):
+def test_branch_sum_equals_all_branches(L, lags, op, masked, skipped, monkeypatch):
+    others = ("spectral", "spectral both ways") if op == "tap sum" else ("tap sum",)
+    monkeypatch.setattr(dispatch, "cost", dear(*others))
     u, weight = double(3, 4, L) + 0.3, double(len(lags), 4)
-    skip = [double(4)] if skipped else []
+    skip = [double(4), double(4)] if skipped else []  # and bias
     lengths = torch.tensor([L, 1, (L + 1) // 2]) if masked else None
     mask = torch.arange(L) < (torch.tensor([L] * 3) if lengths is None else lengths)[:, None]
 
@@ -143,13 +157,16 @@ OPCHECKS = {
     "tap_conv": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 2, requires_grad=True),
+        torch.randn(3, requires_grad=True),
         [0, -4],
+        True,
         False,
     ),
     "branch_sum": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 9, requires_grad=True),
         torch.randn(3, 3, requires_grad=True),
+        torch.randn(3, requires_grad=True),
         torch.randn(3, requires_grad=True),
         torch.tensor([9, 4]),
         [2, 4, 3],
@@ -162,6 +179,7 @@ OPCHECKS = {
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 3, requires_grad=True),
         torch.randn(2, 3, requires_grad=True),
+        torch.randn(3, requires_grad=True),
         torch.randn(3, requires_grad=True),
         torch.tensor([9, 4]),
         [0, 1, -4],

@@ -12,9 +12,11 @@ from ..conftest import randomise, relative, training_step
 from .test_triton import DEVICE, LENGTHS, _poison, assert_same, double, inputs  # noqa: F401
 
 
-@pytest.fixture(params=[2**26, 1], ids=["whole", "sliced"])
+@pytest.fixture
 def _slices(request, monkeypatch):
-    monkeypatch.setattr(spectra_triton.Pairs, "slice_bytes", request.param)
+    """Whole batches at some lengths, one pair at a time at others."""
+    if request.node.callspec.params["L"] in (2, 63):
+        monkeypatch.setattr(spectra_triton.Pairs, "slice_bytes", 1)
 
 
 @pytest.mark.usefixtures("_slices")
@@ -47,15 +49,15 @@ def test_branch_sum(L, lags, masked, channels_last, skipped):
 
     def run(f, **options):
         def call(u, weight, *rest):
-            kernels, skip = rest[: len(lags)], (rest[len(lags) :] or (None,))[0]
+            kernels, skip = rest[: len(lags)], rest[len(lags) :] or (None, None)
             here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
-            y, *_ = f(u * here, list(zip(kernels, lags, strict=True)), weight, skip, ends, **options)
+            y, *_ = f(u * here, list(zip(kernels, lags, strict=True)), weight, *skip, ends, **options)
             return y * here
 
         return call
 
     fast, plain = run(ops.branch_sum, backend="triton"), run(ops.branch_sum_reference)
-    skip = [double(5)] if skipped else []
+    skip = [double(5), double(5)] if skipped else []  # and bias
     assert_same(fast, plain, u, double(len(lags), 5), *values, *skip)
 
 
@@ -86,5 +88,5 @@ def test_ops_are_registered_correctly():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     arguments = (u, kernel, skip, 2, True, True)
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
-    arguments = (u, kernel, weight, skip, None, [3, 4], 1, 1e-5, False, True)
+    arguments = (u, kernel, weight, skip, skip, None, [3, 4], 1, 1e-5, False, True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum.default, arguments, test_utils=checks)

@@ -56,7 +56,7 @@ def test_tap_conv(L, channels_last):
     lags = (0, -3, 7, 64, -200)
     u, _, _ = inputs(L, channels_last, False)
     assert_same(
-        lambda u, v: ops.tap_conv(u, v, lags, "triton"),
+        lambda u, v: ops.tap_conv(u, v, lags, backend="triton"),
         lambda u, v: ops.tap_conv_reference(u, v, lags),
         u,
         double(5, 5),
@@ -85,18 +85,23 @@ def check_branches(lags, skipped, u, lengths, mask):
     C = u.shape[1]
 
     def run(f, **kwargs):
-        def call(u, weight, skip, *values):
+        def call(u, weight, skip, bias, *values):
             here = mask.to(u.device)
             ends = None if lengths is None else lengths.to(u.device)
             taps = list(zip(values, lags, strict=True))
-            y, *_ = f(u * here, taps, weight, skip if skipped else None, ends, **kwargs)
+            y, *_ = f(u * here, taps, weight, *((skip, bias) if skipped else (None, None)), ends, **kwargs)
             return y * here
 
         return call
 
     values = [double(C, len(at)) for at in lags]
-    fast, plain = run(ops.branch_sum, backend="triton"), run(ops.branch_sum_reference)
-    assert_same(fast, plain, u, double(len(lags), C), double(C), *values)
+
+    def taps(u, branches, *rest, **kwargs):
+        values, lags = torch.cat([v for v, _ in branches], 1), [lag for _, at in branches for lag in at]
+        return ops.tap_branch_sum(u, values, lags, [len(at) for _, at in branches], *rest, **kwargs)
+
+    fast, plain = run(taps, backend="triton"), run(ops.branch_sum_reference)
+    assert_same(fast, plain, u, double(len(lags), C), double(C), double(C), *values)
 
 
 @pytest.mark.parametrize("L", LENGTHS)
@@ -108,13 +113,13 @@ def test_windows(L, widths, channels_last, masked, skipped):
 
     def fast(u, heights, weight, *skip):
         here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
-        return window_branch_sum(u * here, heights, widths, weight, *(skip or (None,)), ends)[0] * here
+        return window_branch_sum(u * here, heights, widths, weight, *(skip or (None, None)), ends)[0] * here
 
     def plain(u, heights, weight, *skip):
         branches = [(h[:, None].expand(-1, w), range(w)) for h, w in zip(heights, widths, strict=True)]
-        return ops.branch_sum_reference(u * mask, branches, weight, *(skip or (None,)), lengths)[0] * mask
+        return ops.branch_sum_reference(u * mask, branches, weight, *(skip or (None, None)), lengths)[0] * mask
 
-    skip = [double(5)] if skipped else []
+    skip = [double(5), double(5)] if skipped else []  # and bias
     assert_same(fast, plain, u, double(len(widths), 5), double(len(widths), 5), *skip)
 
 
@@ -159,8 +164,8 @@ def test_ops_are_registered_correctly():
     skip = torch.randn(3, device=DEVICE, requires_grad=True)
     values = torch.randn(3, 2, device=DEVICE, requires_grad=True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    arguments = (u, heights, weight, skip, None, [1, 2], 1e-5, False)
+    arguments = (u, heights, weight, skip, skip, None, [1, 2], 1e-5, False)
     torch.library.opcheck(torch.ops.mrconv.window_branch_sum.default, arguments, test_utils=checks)
-    torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, [0, 4], True), test_utils=checks)
-    arguments = (u, values, weight, skip, None, [0, 4], [1, 1], 1e-5, False, True)
+    torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, skip, [0, 4], True, True), test_utils=checks)
+    arguments = (u, values, weight, skip, skip, None, [0, 4], [1, 1], 1e-5, False, True)
     torch.library.opcheck(torch.ops.mrconv.tap_branch_sum.default, arguments, test_utils=checks)

@@ -91,9 +91,12 @@ class Mixer(nn.Module):
         super().__init__()
         self.d_model, self.inner = d_model, inner
 
-    def forward(self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Apply it."""
-        return self.inner(u)
+    def forward(
+        self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
+    ) -> Tensor:
+        """Apply it, and GELU."""
+        y = self.inner(u)
+        return nn.functional.gelu(y) if gelu else y
 
 
 def stack(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:

@@ -1,18 +1,34 @@
 """Pure functions on tensors of shape (batch, channels, length), each tested against a plain reference."""
 
-from .dispatch import Lags, Taps, branch_sum, branch_sum_reference, conv, conv_reference, densify, merge
+from .dispatch import (
+    Choice,
+    Lags,
+    Taps,
+    branch_sum,
+    branch_sum_reference,
+    choose_branch_sum,
+    choose_conv,
+    conv,
+    conv_reference,
+    densify,
+    merge,
+)
 from .fft import compute_dtype, fft_conv, fft_conv_reference, per_tap
 from .modes import synthesize, synthesize_reference
 from .normalised import spectral_branch_sum
 from .spectra import fast_length
 from .statistics import mean_and_variance
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
+from .toeplitz import toeplitz_conv
 
 __all__ = [
+    "Choice",
     "Lags",
     "Taps",
     "branch_sum",
     "branch_sum_reference",
+    "choose_branch_sum",
+    "choose_conv",
     "compute_dtype",
     "conv",
     "conv_reference",
@@ -29,4 +45,5 @@ __all__ = [
     "tap_branch_sum",
     "tap_conv",
     "tap_conv_reference",
+    "toeplitz_conv",
 ]

@@ -8,7 +8,7 @@ import os
 from torch import Tensor
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def use_triton(x: Tensor, backend: str) -> bool:
@@ -25,6 +25,6 @@ def triton_unavailable(x: Tensor) -> str | None:
     """Return why Triton kernels cannot run for x, or None if they can."""
     if not _INSTALLED:
         return "Triton is not installed"
-    if not x.is_cuda and not _INTERPRETED:
+    if not x.is_cuda and not INTERPRETED:
         return f"the tensors are on {x.device.type}; Triton runs on GPUs, or anywhere with TRITON_INTERPRET=1"
     return None

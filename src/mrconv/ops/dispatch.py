@@ -1,14 +1,16 @@
-"""Which op runs a kernel: taps at consecutive lags go through the FFT, scattered taps as shifts.
+"""Which op runs a kernel, by what each was measured to cost.
 
 A kernel is `values` (C, T) and the `lags` they act at, y[t] = sum_j values[j] u[t - lags[j]]. Lags given as a
 `range` are consecutive (a dense kernel); a tuple means a few taps here and there. Values (C, 1) at several consecutive
-lags are a constant kernel.
+lags are a constant kernel. Choices depend on the kernel's reach and never on the input's length: one compiled graph
+serves all lengths.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,27 +18,66 @@ from torch.nn import functional as F
 
 from .backends import use_triton
 from .constants import integers_on
+from .costs import cost
 from .fft import fft_conv, fft_conv_reference
 from .normalised import spectral_branch_sum
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
+from .toeplitz import toeplitz_conv
 from .windows import window_branch_sum
 
 Lags = range | tuple[int, ...]
 Taps = tuple[Tensor, Lags]
 
 
-def conv(u: Tensor, values: Tensor, lags: Lags, backend: str = "auto") -> Tensor:
-    """Depthwise convolution of u (B, C, L) with one kernel, the size of u."""
-    if isinstance(lags, range):
-        return fft_conv(u, *_around_zero(values, lags), backend=backend)
-    return tap_conv(u, values, lags, backend)
+@dataclass(frozen=True)
+class Choice:
+    """The op that runs, whether in Triton, and what each that could would cost: picoseconds per element, as measured."""
+
+    op: str
+    triton: bool
+    costs: Mapping[str, float]
 
 
-def conv_reference(u: Tensor, values: Tensor, lags: Lags) -> Tensor:
+def _cheapest(u: Tensor, backend: str, ops: Sequence[str], reach: int, taps: int) -> Choice:
+    triton = use_triton(u, backend)
+    costs = {op: cost(u, triton, op, reach, taps) for op in ops}
+    return Choice(min(costs, key=lambda op: costs[op]), triton, costs)
+
+
+def choose_conv(u: Tensor, lags: Lags, backend: str = "auto") -> Choice:
+    """Choose how `conv` runs: "fft", "toeplitz" (half precision) or, for scattered taps, "taps"."""
+    reach = 1 + max(lags, default=0) - min(lags, default=0)
+    ops = ["fft"] if lags else []
+    if use_triton(u, backend) and u.element_size() == 2 and lags:
+        ops.append("toeplitz")
+    if not isinstance(lags, range):
+        ops.append("taps")
+    return _cheapest(u, backend, ops, reach, len(lags))
+
+
+def conv(
+    u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False, backend: str = "auto"
+) -> Tensor:
+    """Depthwise convolution of u (B, C, L) with one kernel, plus bias (C,), then GELU if asked for, the size of u."""
+    choice = choose_conv(u, lags, backend)
+    if choice.op == "taps":
+        return tap_conv(u, values, tuple(lags), bias, gelu, backend)
+    if not isinstance(lags, range):
+        ahead, behind = max(0, -min(lags)), 1 + max(0, *lags)
+        values, lags = densify(values, lags, ahead, behind), range(-ahead, behind)
+    kernel, lead = _around_zero(values, lags)
+    if choice.op == "toeplitz":
+        return toeplitz_conv(u, kernel, lead, bias, gelu)
+    return fft_conv(u, kernel, lead, bias, gelu, backend)
+
+
+def conv_reference(
+    u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False
+) -> Tensor:
     """Compute `conv` by plain differentiable torch."""
     if isinstance(lags, range):
-        return fft_conv_reference(u, *_around_zero(values, lags))
-    return tap_conv_reference(u, values, lags)
+        return fft_conv_reference(u, *_around_zero(values, lags), bias, gelu)
+    return tap_conv_reference(u, values, lags, bias, gelu)
 
 
 def _around_zero(values: Tensor, lags: range) -> tuple[Tensor, int]:
@@ -51,40 +92,57 @@ def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:
     return (values.flip(1), lags[::-1]) if lags.step < 0 else (values, lags)
 
 
+def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto") -> Choice:
+    """Choose how `branch_sum` runs: "spectral", "windows" (constant causal kernels) or "tap sum" (scattered taps)."""
+    every = [lags for _, lags in branches if lags]
+    least, most = [min(lags) for lags in every], [max(lags) for lags in every]
+    ops = []
+    if not any(isinstance(lags, range) for lags in every):
+        ops.append("tap sum")
+    elif use_triton(u, backend) and all(v.shape[1] == 1 and lags[0] == 0 for v, lags in branches):
+        ops.append("windows")
+    looks_ahead = [low < 0 for low in least]
+    if looks_ahead == sorted(looks_ahead) and not any(low < 0 <= high for low, high in zip(least, most, strict=True)):
+        ops.append("spectral both ways" if any(looks_ahead) else "spectral")
+    return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
+
+
 def branch_sum(
     u: Tensor,
     branches: Sequence[Taps],
     weight: Tensor,
     skip: Tensor | None = None,
+    bias: Tensor | None = None,
     lengths: Tensor | None = None,
     eps: float = 1e-5,
     sync: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (y, mean, var, count): branches normalised by their batch statistics, weighted, added up, plus skip * u.
+    """Return (y, mean, var, count): branches normalised by their batch statistics, weighted, added up, + skip u + bias.
 
-    u (B, C, L) is zero from `lengths` (B,) on, where y means nothing. weight is (number of branches, C), skip (C,).
-    Dense branches start at lag 0 or, descending, at -1, those that descend last. mean and var (biased) are each
-    branch's, over `count` elements of all processes if `sync`, and carry no gradient.
+    u (B, C, L) is zero from `lengths` (B,) on, where y means nothing. weight is (number of branches, C), skip and bias
+    are (C,). Dense branches start at lag 0 or, descending, at -1, those that descend last; those of scattered taps may have any lags. mean and var (biased) are
+    each branch's, over `count` elements of all processes if `sync`, and carry no gradient.
     """
-    if isinstance(branches[0][1], range):
-        if _windows(u, branches, backend):
-            heights = torch.cat([values for values, _ in branches], 1).t().contiguous()
-            widths = [len(at) for _, at in branches]
-            return window_branch_sum(u, heights, widths, weight, skip, lengths, eps, sync)
-        kernels = [(values.expand(-1, len(at)), at) for values, at in branches]
-        forward = [values for values, at in kernels if isinstance(at, range) and at.step > 0]
-        backward = [values for values, _ in kernels[len(forward) :]]
-        return spectral_branch_sum(u, forward, backward, weight, skip, lengths, eps, sync, backend)
-    values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
-    sizes = [len(at) for _, at in branches]
-    return tap_branch_sum(u, values, lags, sizes, weight, skip, lengths, eps, sync, backend)
+    choice = choose_branch_sum(u, branches, backend)
+    rest = (weight, skip, bias, lengths, eps, sync)
+    if choice.op == "tap sum":
+        values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
+        return tap_branch_sum(u, values, lags, [len(at) for _, at in branches], *rest, backend)
+    if choice.op == "windows":
+        heights = torch.cat([values for values, _ in branches], 1).t().contiguous()
+        return window_branch_sum(u, heights, [len(at) for _, at in branches], *rest)
+    forwards = next((i for i, (_, lags) in enumerate(branches) if lags and lags[0] < 0), len(branches))
+    kernels = [_from_zero(values, lags, i >= forwards) for i, (values, lags) in enumerate(branches)]
+    return spectral_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest, backend)
 
 
-def _windows(u: Tensor, branches: Sequence[Taps], backend: str) -> bool:
-    """Tell whether moving sums will do: causal, constant kernels, and Triton to run them."""
-    constant = all(isinstance(at, range) and at.step > 0 and values.shape[1] == 1 for values, at in branches)
-    return constant and use_triton(u, backend)
+def _from_zero(values: Tensor, lags: Lags, ahead: bool) -> Tensor:
+    """Return a kernel with every value written out, from lag 0 on or, if it looks ahead, from -1 on backwards."""
+    if isinstance(lags, range):
+        return values.expand(-1, len(lags))
+    places = tuple(-1 - lag if ahead else lag for lag in lags)
+    return densify(values, places, 0, 1 + max(places, default=0))
 
 
 def branch_sum_reference(
@@ -92,6 +150,7 @@ def branch_sum_reference(
     branches: Sequence[Taps],
     weight: Tensor,
     skip: Tensor | None = None,
+    bias: Tensor | None = None,
     lengths: Tensor | None = None,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -104,7 +163,8 @@ def branch_sum_reference(
     centred = c - mean[:, None, :, None]
     var = (centred.square() * mask).sum((1, 3)) / count
     y = (weight * torch.rsqrt(var + eps))[:, None, :, None] * centred
-    return y.sum(0) + (0 if skip is None else skip[:, None] * u), mean, var, count
+    y = y.sum(0) + (0 if skip is None else skip[:, None] * u) + (0 if bias is None else bias[:, None])
+    return y, mean, var, count
 
 
 def merge(branches: Sequence[Taps], ahead: int, behind: int) -> Taps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,16 @@ def refuse_forward_mode(*tensors: Tensor | None) -> None:
 def twins(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return a contiguous, uninitialised tensor like each: what an op returns for fake tensors."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
+
+
+def bias_gradient(grad: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Return the gradient of a bias (C,) added to (B, C, L)."""
+    return None if bias is None else grad.sum((0, 2), dtype=compute_dtype(grad)).to(bias.dtype)
+
+
+def wanted(ctx: Any, first: int, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of optional inputs from `first` on, None for those that were None."""
+    return tuple(g if ctx.needs_input_grad[first + i] else None for i, g in enumerate(grads))
 
 
 def per_tap(rows: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -119,8 +130,7 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.gelu:
         grad = torch.ops.aten.gelu_backward(grad, _fft_conv(u, kernel, bias, ctx.lead, False, ctx.triton))
     du, dk = _fft_conv_backward(grad, u, kernel, ctx.lead, ctx.triton)
-    dbias = None if bias is None else grad.sum((0, 2), dtype=compute_dtype(grad)).to(bias.dtype)
-    return du, dk, dbias, None, None, None
+    return du, dk, bias_gradient(grad, bias), None, None, None
 
 
 _fft_conv.register_autograd(_backward, setup_context=_setup)

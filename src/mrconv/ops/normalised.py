@@ -1,6 +1,6 @@
 """Many convolution branches, each normalised by its batch statistics, as one convolution: forward and backward.
 
-    y = sum_b w_b (c_b - mean_b) / sqrt(var_b + eps) + skip u,      c_b = k_b * u
+    y = sum_b w_b (c_b - mean_b) / sqrt(var_b + eps) + skip u + bias,      c_b = k_b * u
 
 Given the statistics this is one convolution with k_rep = sum_b w_b / sqrt(var_b + eps) k_b. They follow from the
 input's autocorrelation R, which has no batch axis left, and from the tail that the truncation at L cuts off, which
@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import use_triton
-from .fft import compute_dtype, per_tap, refuse_forward_mode, twins
+from .fft import compute_dtype, per_tap, refuse_forward_mode, twins, wanted
 from .spectra import Extra, Reals, Timeline, engine
-from .statistics import mean_and_variance, normalised_backward, running_total, valid_count
+from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
 
 
 def spectral_branch_sum(
@@ -35,6 +35,7 @@ def spectral_branch_sum(
     backward: Sequence[Tensor],
     weight: Tensor,
     skip: Tensor | None = None,
+    bias: Tensor | None = None,
     lengths: Tensor | None = None,
     eps: float = 1e-5,
     sync: bool = False,
@@ -43,13 +44,13 @@ def spectral_branch_sum(
     """Return (y, mean, var, count): the normalised branches' weighted sum, the statistics and what they are over.
 
     u (B, C, L) is zero from `lengths` (B,) on, and y means nothing there. `forward` and `backward` are kernels
-    (C, l_b), tap 0 of the backward ones acting on t + 1; weight is (number of them, C), skip (C,). With `sync` the
+    (C, l_b), tap 0 of the backward ones acting on t + 1; weight is (number of them, C), skip and bias (C,). With `sync` the
     statistics are over all processes. mean and var (biased) carry no gradient.
     """
     kernels = [*forward, *backward]
-    refuse_forward_mode(u, weight, skip, *kernels)
+    refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
-    return _branch_sum(u, torch.cat(kernels, 1), weight, skip, lengths, sizes, len(forward), eps, sync, use_triton(u, backend))
+    return _branch_sum(u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync, use_triton(u, backend))
 
 
 @functools.lru_cache(maxsize=256)
@@ -214,6 +215,7 @@ def _branch_sum(
     packed: Tensor,
     weight: Tensor,
     skip: Tensor | None,
+    bias: Tensor | None,
     lengths: Tensor | None,
     sizes: list[int],
     forwards: int,
@@ -226,7 +228,7 @@ def _branch_sum(
     scale = weight * torch.rsqrt(var + eps)
     y = torch.empty_like(u)
     rows = plan.by.inverse(plan.by.scale_(plan.spectrum, plan.merged(scale, skip)), plan.n)
-    plan.by.output(rows, plan.ahead, y, -(scale * mean).sum(0))
+    plan.by.output(rows, plan.ahead, y, shifted(bias, scale, mean))
     return y, mean, var, count
 
 
@@ -237,6 +239,7 @@ def _branch_sum_backward(
     packed: Tensor,
     weight: Tensor,
     skip: Tensor | None,
+    bias: Tensor | None,
     lengths: Tensor | None,
     mean: Tensor,
     var: Tensor,
@@ -246,7 +249,7 @@ def _branch_sum_backward(
     eps: float,
     sync: bool,
     triton: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     plan = _Plan(u, packed, lengths, sizes, forwards, triton)
     by, line = plan.by, Timeline(grad)
     g = by.spectrum(line, plan.n, at=plan.ahead)
@@ -266,7 +269,7 @@ def _branch_sum_backward(
     back = torch.conj_physical(plan.merged(s, skip))
     by.output(by.inverse(by.combine_(g[None], back[None], plan.spectrum, even / plan.n), plan.n), 0, du, extras=extras)
     dskip = dk_rep[:, plan.ahead].to(weight.dtype).contiguous()
-    return du, dkernels.to(packed.dtype), dweight.to(weight.dtype), dskip
+    return du, dkernels.to(packed.dtype), dweight.to(weight.dtype), dskip, g_sum.to(weight.dtype)
 
 
 def _pull_back(
@@ -310,25 +313,25 @@ def _pull_back(
 
 
 @_branch_sum.register_fake
-def _(u, packed, weight, skip, lengths, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
+def _(u, packed, weight, skip, bias, lengths, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
     dtype = compute_dtype(u, packed)
     mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
     return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
 
 
 @_branch_sum_backward.register_fake
-def _(grad, u, packed, weight, skip, lengths, mean, var, count, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(packed, weight), weight.new_empty(weight.shape[1])
+def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(packed, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, packed, weight, skip, lengths, *ctx.rest = inputs
-    ctx.save_for_backward(u, packed, weight, skip, lengths, *output[1:])
+    u, packed, weight, skip, bias, lengths, *ctx.rest = inputs
+    ctx.save_for_backward(u, packed, weight, skip, bias, lengths, *output[1:])
 
 
 def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    du, dpacked, dweight, dskip = _branch_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return du, dpacked, dweight, dskip if ctx.needs_input_grad[3] else None, *([None] * 6)
+    *grads, dskip, dbias = _branch_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 6)
 
 
 _branch_sum.register_autograd(_backward, setup_context=_setup)

@@ -16,6 +16,7 @@ from torch import Tensor
 import triton
 
 from .spectra import Extra, Reals, Timeline, fast_length
+from .triton_tools import gelu as gelu_of
 from .triton_tools import offsets
 
 ROWS, COLUMNS = 64, 32  # of a tile that is transposed: positions, channels
@@ -117,7 +118,7 @@ def _output_kernel(  # type: ignore[no-untyped-def]
             v += _part(back_rows, p, c, i, odd, C, L, inside)
             v += tl.load(back_table + (c.to(tl.int64) * L)[None, :] + i[:, None], inside, 0.0)
         if GELU:
-            v = 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476))
+            v = gelu_of(v)
         if out.dtype.element_ty != v.dtype and out.dtype.element_ty != tl.float64:
             v = v.to(tl.float32)
         tl.store(out + b * o_b + offsets(t, c, o_l, o_c), v.to(out.dtype.element_ty), inside)

@@ -61,6 +61,12 @@ def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> 
     return mean, (square - mean.square()).clamp(min=0), total
 
 
+def shifted(bias: Tensor | None, scale: Tensor, mean: Tensor) -> Tensor:
+    """Return what is left to add, (C,), once branches (N, C) are scaled but not centred."""
+    shift = -(scale * mean).sum(0)
+    return shift if bias is None else shift + bias
+
+
 def normalised_backward(
     inner: Tensor, g_sum: Tensor, weight: Tensor, mean: Tensor, var: Tensor, count: Tensor, eps: float, sync: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

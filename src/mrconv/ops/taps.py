@@ -18,29 +18,39 @@ from torch.nn import functional as F
 
 from .backends import use_triton
 from .constants import integers_on
-from .fft import compute_dtype, refuse_forward_mode, twins
-from .statistics import mean_and_variance, normalised_backward, valid_count
+from .fft import bias_gradient, compute_dtype, refuse_forward_mode, twins, wanted
+from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 SLICE = 2**19  # elements of the input at a time without Triton: what a few of them need stays in cache
 
 
-def tap_conv(u: Tensor, values: Tensor, lags: Sequence[int], backend: str = "auto") -> Tensor:
-    """Depthwise convolution y[t] = sum_j values[j] u[t - lags[j]], the size of u (B, C, L); values (C, T).
+def tap_conv(
+    u: Tensor,
+    values: Tensor,
+    lags: Sequence[int],
+    bias: Tensor | None = None,
+    gelu: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Depthwise convolution y[t] = sum_j values[j] u[t - lags[j]] + bias, then GELU if asked for, the size of u.
 
-    Lags may be negative (look ahead) and reach past the ends, where u counts as zero.
+    u (B, C, L), values (C, T), bias (C,). Lags may be negative (look ahead) and reach past the ends, where u is zero.
     """
-    refuse_forward_mode(u, values)
-    return _tap_conv(u, values, list(lags), use_triton(u, backend))
+    refuse_forward_mode(u, values, bias)
+    return _tap_conv(u, values, bias, list(lags), gelu, use_triton(u, backend))
 
 
-def tap_conv_reference(u: Tensor, values: Tensor, lags: Sequence[int]) -> Tensor:
+def tap_conv_reference(
+    u: Tensor, values: Tensor, lags: Sequence[int], bias: Tensor | None = None, gelu: bool = False
+) -> Tensor:
     """Compute `tap_conv` by rolling a padded input, differentiably."""
     L, reach = u.shape[-1], max(map(abs, lags), default=0)
     padded = F.pad(u, (reach, reach))
     y = torch.zeros_like(u)
     for value, lag in zip(values.unbind(1), lags, strict=True):
         y = y + value[:, None] * padded.roll(lag, -1)[..., reach : reach + L]
-    return y
+    y = y if bias is None else y + bias[:, None]
+    return F.gelu(y) if gelu else y
 
 
 def tap_branch_sum(
@@ -50,6 +60,7 @@ def tap_branch_sum(
     sizes: Sequence[int],
     weight: Tensor,
     skip: Tensor | None = None,
+    bias: Tensor | None = None,
     lengths: Tensor | None = None,
     eps: float = 1e-5,
     sync: bool = False,
@@ -59,9 +70,9 @@ def tap_branch_sum(
 
     Branch i has the next sizes[i] of the taps in values (C, sum of sizes) and lags.
     """
-    refuse_forward_mode(u, values, weight, skip)
+    refuse_forward_mode(u, values, weight, skip, bias)
     triton = use_triton(u, backend)
-    return _tap_sum(u, values, weight, skip, lengths, list(lags), list(sizes), eps, sync, triton)
+    return _tap_sum(u, values, weight, skip, bias, lengths, list(lags), list(sizes), eps, sync, triton)
 
 
 def _overlap(u: Tensor, y: Tensor, lag: int) -> tuple[Tensor, Tensor]:
@@ -114,17 +125,20 @@ def _split(values: Tensor, lags: Sequence[int], sizes: Sequence[int]) -> Iterato
         start += len(branch)
 
 
-def _convolved(u: Tensor, values: Tensor, lags: Sequence[int], shift: Tensor | None, triton: bool) -> Tensor:
-    """Return the convolution of u with values (T, C), plus shift (C,), like u."""
+def _convolved(
+    u: Tensor, values: Tensor, lags: Sequence[int], shift: Tensor | None, triton: bool, gelu: bool = False
+) -> Tensor:
+    """Return the convolution of u with values (T, C), plus shift (C,), through GELU if asked for, like u."""
     y = torch.empty_like(u)
     if triton:
         from .taps_triton import convolve
 
-        return convolve(u, values, lags, y, shift=shift)
+        return convolve(u, values, lags, y, shift=shift, gelu=gelu)
     start = values.new_zeros(u.shape[1]) if shift is None else shift
     for batch, channels, (x,) in _slices(u, values.dtype, u):
         part = torch.empty_like(x).copy_(start[channels, None])
-        y[batch, channels] = _add_taps(part, x, values[:, channels], lags)
+        part = _add_taps(part, x, values[:, channels], lags)
+        y[batch, channels] = F.gelu(part) if gelu else part
     return y
 
 
@@ -233,8 +247,10 @@ def _rows(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @torch.library.custom_op("mrconv::tap_conv", mutates_args=())
-def _tap_conv(u: Tensor, values: Tensor, lags: list[int], triton: bool) -> Tensor:
-    return _convolved(u, _rows(values, compute_dtype(u, values)), lags, None, triton)
+def _tap_conv(
+    u: Tensor, values: Tensor, bias: Tensor | None, lags: list[int], gelu: bool, triton: bool
+) -> Tensor:
+    return _convolved(u, _rows(values, compute_dtype(u, values)), lags, bias, triton, gelu)
 
 
 @torch.library.custom_op("mrconv::tap_conv_backward", mutates_args=())
@@ -251,6 +267,7 @@ def _tap_sum(
     values: Tensor,
     weight: Tensor,
     skip: Tensor | None,
+    bias: Tensor | None,
     lengths: Tensor | None,
     lags: list[int],
     sizes: list[int],
@@ -265,7 +282,7 @@ def _tap_sum(
     taps = rows * _take(scale, plan.owners)
     if skip is not None:
         taps = torch.cat([taps, skip[None].to(taps.dtype)])
-    y = _convolved(u, _add_up(taps, plan.members), plan.lags, -(scale * mean).sum(0), triton)
+    y = _convolved(u, _add_up(taps, plan.members), plan.lags, shifted(bias, scale, mean), triton)
     return y, mean, var, count
 
 
@@ -276,6 +293,7 @@ def _tap_sum_backward(
     values: Tensor,
     weight: Tensor,
     skip: Tensor | None,
+    bias: Tensor | None,
     lengths: Tensor | None,
     mean: Tensor,
     var: Tensor,
@@ -285,7 +303,7 @@ def _tap_sum_backward(
     eps: float,
     sync: bool,
     triton: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, plan = _rows(values, compute_dtype(u, values)), _plan(tuple(lags), tuple(sizes), skip is not None)
     products = _correlated(grad, u, plan.lags, rows.dtype, triton)  # sum_bt of g u at each lag, and of g
     inner = _add_up(rows * _take(products, plan.place[: len(lags)]), plan.branches)
@@ -298,6 +316,7 @@ def _tap_sum_backward(
         drows.t().to(values.dtype).contiguous(),
         dweight.to(weight.dtype),
         dskip.to(weight.dtype, copy=True),
+        products[-1].to(weight.dtype, copy=True),
     )
 
 
@@ -309,7 +328,7 @@ def _formatted(x: Tensor, like: Tensor) -> Tensor:
 
 
 @_tap_conv.register_fake
-def _(u, values, lags, triton):  # type: ignore[no-untyped-def]
+def _(u, values, bias, lags, gelu, triton):  # type: ignore[no-untyped-def]
     return torch.empty_like(u)
 
 
@@ -319,34 +338,38 @@ def _(grad, u, values, lags, triton):  # type: ignore[no-untyped-def]
 
 
 @_tap_sum.register_fake
-def _(u, values, weight, skip, lengths, lags, sizes, eps, sync, triton):  # type: ignore[no-untyped-def]
+def _(u, values, weight, skip, bias, lengths, lags, sizes, eps, sync, triton):  # type: ignore[no-untyped-def]
     dtype = compute_dtype(u, values)
     mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
     return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
 
 
 @_tap_sum_backward.register_fake
-def _(grad, u, values, weight, skip, lengths, mean, var, count, lags, sizes, eps, sync, triton):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(values, weight), weight.new_empty(weight.shape[1])
+def _(grad, u, values, weight, skip, bias, lengths, mean, var, count, lags, sizes, eps, sync, triton):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(values, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
 
 
 def _conv_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.lags, ctx.triton = inputs
+    *tensors, ctx.lags, ctx.gelu, ctx.triton = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return *_tap_conv_backward(grad, *ctx.saved_tensors, ctx.lags, ctx.triton), None, None
+    u, values, bias = ctx.saved_tensors
+    if ctx.gelu:
+        grad = torch.ops.aten.gelu_backward(grad, _tap_conv(u, values, bias, ctx.lags, False, ctx.triton))
+    du, dvalues = _tap_conv_backward(grad, u, values, ctx.lags, ctx.triton)
+    return du, dvalues, bias_gradient(grad, bias), None, None, None
 
 
 def _sum_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, values, weight, skip, lengths, *ctx.rest = inputs
-    ctx.save_for_backward(u, values, weight, skip, lengths, *output[1:])
+    u, values, weight, skip, bias, lengths, *ctx.rest = inputs
+    ctx.save_for_backward(u, values, weight, skip, bias, lengths, *output[1:])
 
 
 def _sum_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    du, dvalues, dweight, dskip = _tap_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return du, dvalues, dweight, dskip if ctx.needs_input_grad[3] else None, *([None] * 6)
+    *grads, dskip, dbias = _tap_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 6)
 
 
 _tap_conv.register_autograd(_conv_backward, setup_context=_conv_setup)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import offsets, on_device, tiles
+from .triton_tools import gelu as gelu_of, offsets, on_device, tiles
 
 ROWS, COLUMNS = 128, 32  # of a tile of outputs: positions, channels
 UNROLL = 4  # taps whose inputs a program loads at a time
@@ -25,7 +25,7 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
     u, values, lags, starts, sources, gain, shift, mix, g, lengths, y, C, L, N,
     u_n, u_b, u_c, u_l, g_b, g_c, g_l, y_n, y_b, y_c, y_l,
     STACKED: tl.constexpr, GAIN: tl.constexpr, SHIFT: tl.constexpr, MIX: tl.constexpr, MASKED: tl.constexpr,
-    WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr, UNROLL: tl.constexpr,
+    GELU: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * BL + tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -54,6 +54,8 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
         total += tl.load(mix + n * C + c, c < C, 0.0).to(WIDE)[None, :] * pull
     if MASKED:
         total = tl.where((t < tl.load(lengths + b))[:, None], total, 0.0)
+    if GELU:
+        total = gelu_of(total)
     at = y + n.to(tl.int64) * y_n + b * y_b + offsets(t, c, y_l, y_c)
     tl.store(at, total.to(y.dtype.element_ty), inside)
 
@@ -162,6 +164,7 @@ def convolve(
     mix: Tensor | None = None,
     g: Tensor | None = None,
     lengths: Tensor | None = None,
+    gelu: bool = False,
 ) -> Tensor:
     """Write gain * sum_j values[j] u[t - lags[j]] + shift + mix * g to y, zero from `lengths` on; values (T, C).
 
@@ -175,8 +178,8 @@ def convolve(
         u, values, on_device(lags, u), on_device(_starts(sizes or [len(lags)]), u), on_device(sources or [0], u),
         _or(gain, u), _or(shift, u), _or(mix, u), g, _or(lengths, u), y, C, L, N,
         *_strides(u), *_strides(g)[1:], *_strides(y), STACKED=sources is not None, GAIN=gain is not None,
-        SHIFT=shift is not None, MIX=mix is not None, MASKED=lengths is not None, WIDE=_wide(values.dtype),
-        BL=ROWS, BC=COLUMNS, UNROLL=UNROLL,
+        SHIFT=shift is not None, MIX=mix is not None, MASKED=lengths is not None, GELU=gelu,
+        WIDE=_wide(values.dtype), BL=ROWS, BC=COLUMNS, UNROLL=UNROLL,
     )  # fmt: skip
     return y
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .backends import use_triton
-from .fft import _fft_conv_backward, refuse_forward_mode
+from .fft import _fft_conv_backward, bias_gradient, refuse_forward_mode
 
 
 def toeplitz_conv(u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
@@ -50,9 +50,8 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.gelu:
         before = _toeplitz_conv(u, kernel, bias, ctx.lead, False)
         grad = torch.ops.aten.gelu_backward(grad.float(), before.float())
-    du, dkernel = _fft_conv_backward(grad, u, kernel, ctx.lead)
-    dbias = grad.sum((0, 2), dtype=torch.float32).to(bias.dtype) if ctx.needs_input_grad[2] else None
-    return du, dkernel, dbias, None, None
+    du, dkernel = _fft_conv_backward(grad, u, kernel, ctx.lead, True)
+    return du, dkernel, bias_gradient(grad, bias), None, None
 
 
 _toeplitz_conv.register_autograd(_backward, setup_context=_setup)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import triton
 
-from .backends import _INTERPRETED as INTERPRETED
+from .backends import INTERPRETED
 from .triton_tools import offsets
 
 

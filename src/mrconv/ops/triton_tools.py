@@ -35,6 +35,12 @@ def narrow(x, like):  # type: ignore[no-untyped-def]
     return x.to(tl.float32).to(like.dtype.element_ty)
 
 
+@triton.jit
+def gelu(x):  # type: ignore[no-untyped-def]
+    """GELU in float32 or float64, exact."""
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
 def tiles(x: Tensor, rows: int, columns: int) -> tuple[int, int, int]:
     """Return the grid of programs that covers x (B, C, L) with tiles of so many positions and channels."""
     B, C, L = x.shape

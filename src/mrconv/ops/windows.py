@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .fft import compute_dtype, refuse_forward_mode, twins
-from .statistics import mean_and_variance, normalised_backward, valid_count
+from .fft import compute_dtype, refuse_forward_mode, twins, wanted
+from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 
 def window_branch_sum(
@@ -24,13 +24,14 @@ def window_branch_sum(
     widths: Sequence[int],
     weight: Tensor,
     skip: Tensor | None = None,
+    bias: Tensor | None = None,
     lengths: Tensor | None = None,
     eps: float = 1e-5,
     sync: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what `spectral_branch_sum` does for kernels of heights (nb, C) over lags 0 .. widths[b] - 1; by Triton."""
-    refuse_forward_mode(u, heights, weight, skip)
-    y, mean, var, count, _ = _window_sum(u, heights, weight, skip, lengths, list(widths), eps, sync)
+    refuse_forward_mode(u, heights, weight, skip, bias)
+    y, mean, var, count, _ = _window_sum(u, heights, weight, skip, bias, lengths, list(widths), eps, sync)
     return y, mean, var, count
 
 
@@ -40,6 +41,7 @@ def _window_sum(
     heights: Tensor,
     weight: Tensor,
     skip: Tensor | None,
+    bias: Tensor | None,
     lengths: Tensor | None,
     widths: list[int],
     eps: float,
@@ -52,7 +54,7 @@ def _window_sum(
     sums = torch.stack([raw[0] * heights, raw[1] * heights.square()])
     mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
-    y = kernels.window_sum(S, u, widths, scale * heights, skip, -(scale * mean).sum(0))
+    y = kernels.window_sum(S, u, widths, scale * heights, skip, shifted(bias, scale, mean))
     return y, mean, var, count, raw
 
 
@@ -63,6 +65,7 @@ def _window_sum_backward(
     heights: Tensor,
     weight: Tensor,
     skip: Tensor | None,
+    bias: Tensor | None,
     lengths: Tensor | None,
     mean: Tensor,
     var: Tensor,
@@ -71,7 +74,7 @@ def _window_sum_backward(
     widths: list[int],
     eps: float,
     sync: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from . import windows_triton as kernels
 
     S = kernels.running_sum(u)
@@ -80,29 +83,29 @@ def _window_sum_backward(
     rise = kernels.window_pull(S, grad, widths, heights, s, q, a, lengths)
     du = kernels.running_sum_back(rise, grad, skip)
     dheights = s * products - a * raw[0] - q * heights * raw[1]
-    return du, dheights.to(heights.dtype), dweight.to(weight.dtype), dskip.to(weight.dtype)
+    return du, dheights.to(heights.dtype), *(x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
 
 
 @_window_sum.register_fake
-def _(u, heights, weight, skip, lengths, widths, eps, sync):  # type: ignore[no-untyped-def]
+def _(u, heights, weight, skip, bias, lengths, widths, eps, sync):  # type: ignore[no-untyped-def]
     dtype = compute_dtype(u, heights)
     mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
     return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype), u.new_empty((2, *weight.shape), dtype=dtype)
 
 
 @_window_sum_backward.register_fake
-def _(grad, u, heights, weight, skip, lengths, mean, var, count, raw, widths, eps, sync):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(heights, weight), weight.new_empty(weight.shape[1])
+def _(grad, u, heights, weight, skip, bias, lengths, mean, var, count, raw, widths, eps, sync):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(heights, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, heights, weight, skip, lengths, *ctx.rest = inputs
-    ctx.save_for_backward(u, heights, weight, skip, lengths, *output[1:])
+    u, heights, weight, skip, bias, lengths, *ctx.rest = inputs
+    ctx.save_for_backward(u, heights, weight, skip, bias, lengths, *output[1:])
 
 
 def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    du, dheights, dweight, dskip = _window_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return du, dheights, dweight, dskip if ctx.needs_input_grad[3] else None, *([None] * 4)
+    *grads, dskip, dbias = _window_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 4)
 
 
 _window_sum.register_autograd(_backward, setup_context=_setup)

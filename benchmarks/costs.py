@@ -1,0 +1,148 @@
+"""Measure what the ops cost and write the table that the dispatcher chooses by.
+
+    python benchmarks/costs.py [--device cuda] [--out src/mrconv/ops/costs.json]
+
+Every op runs on the same number of elements at several lengths, on a GPU as a CUDA graph, so that what counts is the
+device's work. `triton` is a GPU with Triton, `cuda` one without, `cpu` any CPU. An entry replaces the one there was
+for that kind of device; the others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrconv import ops
+from mrconv.bench.timing import measure
+from mrconv.ops.windows import window_branch_sum
+
+CHANNELS = 64
+Run = Callable[[], Any]
+
+
+def stepped(f: Callable[..., Tensor], *inputs: Tensor) -> Run:
+    """Return a step forward and backward."""
+    leaves = [x.requires_grad_() for x in inputs]
+    g = torch.randn_like(leaves[0])
+    return lambda: torch.autograd.grad(f(*leaves), leaves, g)
+
+
+def branches(L: int, device: str) -> list[Tensor]:
+    """Return kernels of lengths 1, 2, ... L."""
+    return [torch.randn(CHANNELS, 2**i, device=device) / 2 ** (i / 2) for i in range(L.bit_length())]
+
+
+def runs(u: Tensor, backend: str) -> dict[str, Run]:
+    """Return a run of every op for an input of its own length."""
+    L, device = u.shape[-1], str(u.device)
+    kernels = branches(L, device)
+    weight = torch.ones(len(kernels), CHANNELS, device=device)
+    forth = [range(k.shape[1]) for k in kernels]
+    back = [range(-1, -1 - k.shape[1], -1) for k in kernels]
+
+    def spectral(both: bool) -> Run:
+        lags = [*forth, *back] if both else forth
+        own, w = kernels * (1 + both), torch.cat([weight] * (1 + both))
+        n = len(kernels)
+
+        def step(u: Tensor, w: Tensor, *own: Tensor) -> Tensor:
+            return ops.spectral_branch_sum(u, own[:n], own[n:], w, backend=backend)[0]
+
+        assert len(lags) == len(own)
+        return stepped(step, u, w, *own)
+
+    kernel = torch.randn(CHANNELS, L, device=device) / L**0.5
+    found: dict[str, Run] = {
+        "fft": lambda: ops.fft_conv(u.detach(), kernel, backend=backend),
+        "spectral": spectral(False),
+        "spectral both ways": spectral(True),
+    }
+    if backend == "triton":
+        heights = torch.randn(len(kernels), CHANNELS, device=device)
+        widths = [k.shape[1] for k in kernels]
+        found["windows"] = stepped(lambda u, h, w: window_branch_sum(u, h, widths, w)[0], u, heights, weight)
+        if u.element_size() == 2 and L <= 16384:
+            found["toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
+    return found
+
+
+def tap_runs(u: Tensor, taps: int, backend: str) -> dict[str, Run]:
+    """Return runs of the ops on taps, for this many taps in eight branches."""
+    L, own = u.shape[-1], taps // 8
+    lags = [(L // 2 * j // own) // 2**i for i in range(8) for j in range(own)]
+    values = torch.randn(CHANNELS, taps, device=u.device)
+    weight = torch.ones(8, CHANNELS, device=u.device)
+
+    def step(u: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+        return ops.tap_branch_sum(u, values, lags, [own] * 8, weight, backend=backend)[0]
+
+    spread = [L // 2 * j // taps for j in range(taps)]
+    return {
+        "taps": lambda: ops.tap_conv(u.detach(), values.detach(), spread, backend=backend),
+        "tap sum": stepped(step, u, values, weight),
+    }
+
+
+def milliseconds(found: dict[str, Run], device: str) -> dict[str, float]:
+    """Return the device's time for each."""
+    rounds = 10 if device == "cuda" else 3
+    result = measure(found, rounds, device)
+    return {name: row.get("graph_ms") or row["ms"] for name, row in result.items()}
+
+
+def price(backend: str, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the costs of every op, in picoseconds per element."""
+    elements = 2**24 if device == "cuda" else 2**19
+    lengths = (256, 1024, 2048, 4096, 16384, 65536)
+    costs: dict[str, Any] = {}
+
+    def batch(L: int) -> Tensor:
+        x = torch.randn(max(1, elements // (CHANNELS * L)), L, CHANNELS, device=device, dtype=dtype)
+        return x.transpose(1, 2)
+
+    for L in lengths:
+        u = batch(L)
+        for op, ms in milliseconds(runs(u, backend), device).items():
+            costs.setdefault(op, {})[str(L)] = round(1e9 * ms / u.numel(), 2)
+    u = batch(2048)
+    few, many = (milliseconds(tap_runs(u, taps, backend), device) for taps in (8, 64))
+    for op in few:
+        per_tap = max(0.0, many[op] - few[op]) / 56
+        scale = 1e9 / u.numel()
+        costs[op] = {"pass": round(scale * max(0.0, few[op] - 8 * per_tap), 2), "tap": round(scale * per_tap, 3)}
+    return costs
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=Path("src/mrconv/ops/costs.json"))
+    given = parser.parse_args()
+    table = json.loads(given.out.read_text()) if given.out.exists() else {}
+    for kind, backend in {"cuda": {"triton": "triton", "cuda": "torch"}, "cpu": {"cpu": "torch"}}[given.device].items():
+        start = time.perf_counter()
+        table[kind] = {
+            "hardware": torch.cuda.get_device_name() if given.device == "cuda" else platform.machine(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__.split("+")[0],
+            "float32": price(backend, given.device, torch.float32),
+            "half": price(backend, given.device, torch.bfloat16),
+        }
+        print(f"{kind}: {time.perf_counter() - start:.0f} s")
+        for precision in ("float32", "half"):
+            for op, row in table[kind][precision].items():
+                print(f"  {precision:8s} {op:20s} " + "  ".join(f"{at} {ps:g}" for at, ps in row.items()))
+    given.out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
