@@ -188,7 +188,7 @@ OPCHECKS = {
         False,
         False,
     ),
-    "synthesize": lambda: (torch.randn(2, 3, 4, 2, requires_grad=True), [6, 12], [1.0, 2.0]),
+    "synthesize": lambda: (torch.randn(2, 3, 4, 2, requires_grad=True), [6, 12], [1.0, 2.0], False),
 }
 
 

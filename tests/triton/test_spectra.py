@@ -82,11 +82,24 @@ def test_layers_in_lower_precision_match_float64(dtype, masked):
     assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
 
 
+@pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 16, 130), (5, 10, 300)])
+@pytest.mark.parametrize("M", [1, 2, 5, 9])
+def test_synthesize(lengths, M):
+    scales = [0.5, 1.0, 3.0]
+    assert_same(
+        lambda modes: torch.cat(ops.synthesize(modes, lengths, scales, "triton"), 1),
+        lambda modes: torch.cat(ops.synthesize_reference(modes, lengths, scales), 1),
+        double(3, 20, M, 2),
+    )
+
+
 def test_ops_are_registered_correctly():
     u, kernel = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3, 9), (3, 7)))
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     arguments = (u, kernel, skip, 2, True, True)
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
+    modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)
     arguments = (u, kernel, weight, skip, skip, None, [3, 4], 1, 1e-5, False, True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum.default, arguments, test_utils=checks)

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 from torch.fft import irfft, rfft
 
+from .backends import use_triton
 from .fft import compute_dtype, refuse_forward_mode, twins
 
 
-def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> list[Tensor]:
+def synthesize(
+    modes: Tensor, lengths: Sequence[int], scales: Sequence[float], backend: str = "auto"
+) -> list[Tensor]:
     """Inverse real FFTs of the lowest modes (N, C, M, 2), the rest zero, times scales: (C, n) for each length n."""
     refuse_forward_mode(modes)
-    return list(_synthesize(modes, list(lengths), list(scales)).split(list(lengths), 1))
+    packed = _synthesize(modes, list(lengths), list(scales), use_triton(modes, backend))
+    return list(packed.split(list(lengths), 1))
 
 
 def synthesize_reference(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> list[Tensor]:
@@ -31,7 +35,11 @@ def _sum_of_waves(modes: Tensor, n: int) -> Tensor:
 
 
 @torch.library.custom_op("mrconv::synthesize", mutates_args=())
-def _synthesize(modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
+def _synthesize(modes: Tensor, lengths: list[int], scales: list[float], triton: bool) -> Tensor:
+    if triton:
+        from . import modes_triton as kernels
+
+        return kernels.synthesize(modes.to(compute_dtype(modes)).contiguous(), lengths, scales)
     spectra = torch.view_as_complex(modes.to(compute_dtype(modes), memory_format=torch.contiguous_format, copy=True))
     spectra.imag[:, :, 0] = 0  # cuFFT lets it leak into the result, at some lengths
     for row, n in zip(spectra, lengths, strict=True):
@@ -42,7 +50,13 @@ def _synthesize(modes: Tensor, lengths: list[int], scales: list[float]) -> Tenso
 
 
 @torch.library.custom_op("mrconv::synthesize_backward", mutates_args=())
-def _synthesize_backward(grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
+def _synthesize_backward(
+    grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float], triton: bool
+) -> Tensor:
+    if triton:
+        from . import modes_triton as kernels
+
+        return kernels.analyse(grad.contiguous(), lengths, scales, modes.shape).to(modes.dtype)
     result = torch.zeros_like(modes, dtype=compute_dtype(modes), memory_format=torch.contiguous_format)
     for g, row, n, scale in zip(grad.split(lengths, 1), result, lengths, scales, strict=True):
         spectrum = torch.view_as_real(rfft(g)[:, : row.shape[1]])
@@ -54,22 +68,22 @@ def _synthesize_backward(grad: Tensor, modes: Tensor, lengths: list[int], scales
 
 
 @_synthesize.register_fake
-def _(modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
+def _(modes: Tensor, lengths: list[int], scales: list[float], triton: bool) -> Tensor:
     return modes.new_empty(modes.shape[1], sum(lengths), dtype=compute_dtype(modes))
 
 
 @_synthesize_backward.register_fake
-def _(grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float]) -> Tensor:
+def _(grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float], triton: bool) -> Tensor:
     return twins(modes)[0]
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    modes, ctx.lengths, ctx.scales = inputs
+    modes, *ctx.rest = inputs
     ctx.save_for_backward(modes)
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return _synthesize_backward(grad, *ctx.saved_tensors, ctx.lengths, ctx.scales), None, None
+    return _synthesize_backward(grad, *ctx.saved_tensors, *ctx.rest), None, None, None
 
 
 _synthesize.register_autograd(_backward, setup_context=_setup)

@@ -93,24 +93,30 @@ class _Group:
 class _Direction:
     """The input in one direction's own time, right-aligned, and that direction's kernels in groups.
 
-    What has no batch is computed for groups `powers`, what has one for groups `tails`.
+    `powers` have their energy from the input's power, less the `tails`; the longest kernels, whose tails would be as
+    much work, are `direct`: their outputs are made.
     """
 
     def __init__(
         self, by: Reals, line: Timeline, packed: Tensor, sizes: Sequence[int], first: int, count: int, n: int
     ) -> None:
-        self.by, self.line, self.delay = by, line, int(line.reverse)
-        L = line.x.shape[-1]
+        self.by, self.line, self.delay, self.n = by, line, int(line.reverse), n
+        B, _, L = line.x.shape
+        self.branches = slice(first, first + count)
         self.running = running_total(by.total(line)).flip(1).to(by.dtype)  # S[L-1], S[L-2], ..., (C, L)
-        self.tails, pending = [], 0
+        self.every, pending = [], 0
         for b in range(first, first + count):
             pending += 1
             if b + 1 == first + count or (pending + 1) * sizes[b + 1] > L // 4:
-                self.tails.append(_Group(by, packed, sizes, b + 1 - pending, pending, self.delay, L))
+                self.every.append(_Group(by, packed, sizes, b + 1 - pending, pending, self.delay, L))
                 pending = 0
+        short = len(self.every)
+        while short and self.every[short - 1].fft == n and line.ends is None:
+            short -= 1
+        self.tails, self.direct = self.every[:short], self.every[short:]
         self.powers = self.tails
-        if by.powers_together:
-            self.powers = [_Group(by, packed, sizes, first, count, self.delay, L)]
+        if self.tails and by.powers_together(count, B):
+            self.powers = [_Group(by, packed, sizes, first, self.tails[-1].branches.stop - first, self.delay, L)]
             self.powers[0].fft = n
 
     def past_the_end(self, group: _Group, weights: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -122,6 +128,18 @@ class _Direction:
         for rows in self.by.slices(B, C, group.fft, 1 + len(group.kernels)):
             last = self.by.spectrum(self.line, group.fft, first=L - group.length + 1, rows=rows)
             yield rows, last, self.by.inverse(self.by.product(last, weights), group.fft)
+
+    def outputs(self, group: _Group, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the spectra of some sequences at a time, and the outputs of a group that is direct: at 0 .. L - 1."""
+        B, C, _ = self.line.x.shape
+        weights = self.seen(self.by.kernels(group.kernels, self.n)) / self.n
+        for rows in self.by.slices(B, C, self.n, 1 + len(group.kernels)):
+            some = spectrum[self.by.row_slice(rows)]
+            yield some, self.by.inverse(self.by.product(some, weights), self.n)
+
+    def seen(self, spectrum: Tensor) -> Tensor:
+        """Return a spectrum in this direction's time as that in the other's: of the input's own, if reversed."""
+        return torch.conj_physical(spectrum) if self.line.reverse else spectrum
 
 
 def _circular(half: Tensor, n: int) -> Tensor:
@@ -169,16 +187,20 @@ class _Plan:
         found = []
         for direction in self.directions:
             sums, squares = [], []
-            for group in direction.powers:
-                K = self.by.kernels(group.kernels, group.fft)
-                each = _square(K).mul_(self.power_for(group, direction.delay))
-                squares.append((2 * each.sum(-1) - each[..., 0] - each[..., -1]) / group.fft)
+            for group in [*direction.powers, *direction.direct]:
                 sums.append((group.kernels * direction.running[:, : group.length]).sum(-1))
-            energy, first = torch.cat(squares), direction.powers[0].branches.start
-            for group in direction.tails:
-                if group.length > 1:
+            for group in direction.powers:
+                each = _square(self.by.kernels(group.kernels, group.fft)).mul_(self.power_for(group, direction.delay))
+                squares.append((2 * each.sum(-1) - each[..., 0] - each[..., -1]) / group.fft)
+            energy = torch.cat([*squares, *(torch.zeros_like(group.kernels[..., 0]) for group in direction.direct)])
+            first = direction.branches.start
+            for group in direction.every:
+                part = energy[group.branches.start - first : group.branches.stop - first]
+                if group in direction.direct:
+                    for _, y in direction.outputs(group, self.spectrum):
+                        part += self.by.energy(y, 0, self.L)
+                elif group.length > 1:
                     K = self.by.kernels(group.kernels, group.fft) / group.fft
-                    part = energy[group.branches.start - first : group.branches.stop - first]
                     for _, _, y in direction.past_the_end(group, K):
                         part -= self.by.energy(y, group.length - 1, 2 * group.length - 2)
             found.append(torch.stack([torch.cat(sums), energy]))
@@ -188,7 +210,7 @@ class _Plan:
         """Spectrum of k_rep over n."""
         k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
         for direction in self.directions:
-            for group in direction.powers:
+            for group in [*direction.powers, *direction.direct]:
                 own = (scale[group.branches, :, None] * group.kernels).sum(0)
                 if direction.delay:
                     k_rep[:, self.ahead - group.length + 1 : self.ahead] += own[:, 1:].flip(1)
@@ -203,7 +225,7 @@ class _Plan:
         parts = []
         for direction in self.directions:
             mine = F.pad(kernel[:, : self.ahead].flip(1), (1, 0)) if direction.delay else kernel[:, self.ahead :]
-            for group in direction.powers:
+            for group in [*direction.powers, *direction.direct]:
                 rows = mine[:, : group.length].expand(len(group.kernels), -1, -1)
                 parts.append(group.pack(rows))
         return torch.cat(parts, 1)
@@ -260,24 +282,25 @@ def _branch_sum_backward(
     dweight, s, q, a = normalised_backward(inner, g_sum, weight, mean, var, count, eps, sync)
 
     dkernels = per_tap(s, sizes).mul_(own)
-    extras, even = [], torch.zeros_like(plan.power)
+    extras, even, back = [], torch.zeros_like(plan.power), torch.conj_physical(plan.merged(s, skip))
+    rows = by.scale_(g, back)
     for direction in plan.directions:
-        extra, spectrum = _pull_back(plan, direction, q, a, dkernels)
+        extra, spectrum = _pull_back(plan, direction, q, a, dkernels, rows)
         extras.append(extra)
         even += spectrum
     du = torch.empty_like(u)
-    back = torch.conj_physical(plan.merged(s, skip))
-    by.output(by.inverse(by.combine_(g[None], back[None], plan.spectrum, even / plan.n), plan.n), 0, du, extras=extras)
+    by.output(by.inverse(by.add_(rows, plan.spectrum, even / plan.n), plan.n), 0, du, extras=extras)
     dskip = dk_rep[:, plan.ahead].to(weight.dtype).contiguous()
     return du, dkernels.to(packed.dtype), dweight.to(weight.dtype), dskip, g_sum.to(weight.dtype)
 
 
 def _pull_back(
-    plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, dkernels: Tensor
+    plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, dkernels: Tensor, du: Tensor
 ) -> tuple[Extra, Tensor]:
     """Return the pull of -sum_b (a_b + q_b c_b) on the input, and add that on the kernels.
 
-    The former is the constants' part, with what the tails take back, and what multiplies the input's spectrum.
+    The former is the constants' part, with what the tails take back, and what multiplies the input's spectrum; that of
+    branches that are direct is added to the spectrum du.
     """
     by, L = plan.by, plan.L
     even, steps = (plan.power.new_zeros(plan.power.shape[0], L) for _ in range(2))
@@ -285,18 +308,30 @@ def _pull_back(
     for group in direction.powers:
         k, m, length = group.kernels, group.fft, group.length
         K = by.kernels(k, m)
-        qs, as_ = q[group.branches, :, None], a[group.branches, :, None]
+        qs = q[group.branches, :, None]
         square = (qs * _square(K)).sum(0)
         if m == plan.n:
             spectrum -= square
         else:
             even[:, :length] -= by.taps(square.to(K.dtype), m)[..., :length]
-        steps[:, :length] -= (as_ * k).sum(0)
         around = by.taps(K.mul_(plan.power_for(group, direction.delay)), m)[..., :length]
-        dk = -as_ * direction.running[:, :length] - qs * around
-        dkernels[:, group.columns] += group.pack(dk)
-    if direction.powers[0].fft != plan.n:
+        dkernels[:, group.columns] -= group.pack(qs * around)
+    if any(group.fft != plan.n for group in direction.powers):
         spectrum += by.kernels(_circular(even, plan.n), plan.n).real
+    for group in [*direction.powers, *direction.direct]:
+        as_ = a[group.branches, :, None]
+        steps[:, : group.length] -= (as_ * group.kernels).sum(0)
+        dkernels[:, group.columns] -= group.pack(as_ * direction.running[:, : group.length])
+    for group in direction.direct:
+        qs, K, start = q[group.branches, :, None], by.kernels(group.kernels, plan.n), 0
+        back, inner = -torch.conj_physical(direction.seen(qs * K)) / plan.n, torch.zeros_like(K)
+        for some, y in direction.outputs(group, plan.spectrum):
+            T = by.forward_again(by.keep_(y, 0, L), plan.n)
+            inner += by.cross(some, T)
+            for t, w in zip(T, back, strict=True):
+                by.add_(du[start : start + len(some)], t, w)
+            start += len(some)
+        dkernels[:, group.columns] -= group.pack(qs * by.taps(direction.seen(inner), plan.n)[..., : group.length])
     late = by.zeros(steps, *plan.u.shape)
     for group in direction.tails:
         length, m = group.length, group.fft

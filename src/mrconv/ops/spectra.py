@@ -60,13 +60,16 @@ class Extra:
 class Reals:
     """Spectra of real sequences, one row each."""
 
-    powers_together = False  # whether all branches' spectra are as long as the input's: fewer launches, more work
     slice_bytes = 2**24  # of one spectrum: beyond this, allocating costs more than computing
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
     fast_length = staticmethod(fast_length)
+
+    def powers_together(self, branches: int, B: int) -> bool:
+        """Tell whether all branches' spectra had better be as long as the input's: fewer launches, more work."""
+        return False
 
     def slices(self, B: int, C: int, n: int, copies: int = 1) -> Iterator[slice]:
         """Yield slices of rows, small enough for `copies` spectra of length n to stay near the processor."""
@@ -110,14 +113,15 @@ class Reals:
         """Return rows (R, C, f) times each of (g, C, f): (g, R, C, f)."""
         return X * W[:, None]
 
-    def combine_(self, T: Tensor, W: Tensor, other: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """Return sum_g T_g W_g + other weight for T (g, R, C, f) and W (g, C, f); what is in T is lost."""
+    def add_(self, X: Tensor, other: Tensor, W: Tensor) -> Tensor:
+        """Add other rows times (C, f) to rows, in place; what is in the others is lost."""
+        return X.add_(other.mul_(W))
+
+    def combine_(self, T: Tensor, W: Tensor) -> Tensor:
+        """Return sum_g T_g W_g for T (g, R, C, f) and W (g, C, f); what is in T is lost."""
         total = T[0].mul_(W[0])
         for t, w in zip(T[1:], W[1:], strict=True):
             total += t.mul_(w)
-        if other is not None:
-            assert weight is not None
-            total += other * weight
         return total
 
     def keep_(self, y: Tensor, start: int, stop: int) -> Tensor:

@@ -139,9 +139,9 @@ def _product_kernel(x, w, out, R, C, G, n, CHUNK: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit(do_not_specialize=["R", "C", "G"])
 def _combine_kernel(  # type: ignore[no-untyped-def]
-    x, w, other, weight, out, R, C, G, n, OTHER: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr
+    x, w, out, R, C, G, n, ADD: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """out[r, c] = sum_g x[g, r, c] w[g, c] + other[r, c] weight[c]."""
+    """out[r, c] = sum_g x[g, r, c] w[g, c], added to what is there if ADD."""
     start = tl.program_id(0) * WIDTH
     f = start + tl.arange(0, WIDTH)
     c, first = tl.program_id(1).to(tl.int64), tl.program_id(2) * CHUNK
@@ -154,11 +154,10 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
             d, e = _weight(w + (g * C + c) * (n + 2), f, n)
             re += a * d - b * e
             im += a * e + b * d
-        if OTHER:
-            a, b = _complex(other + (r * C + c) * 2 * n, start, n, WIDTH)
-            d, e = _weight(weight + c * (n + 2), f, n)
-            re += a * d - b * e
-            im += a * e + b * d
+        if ADD:
+            a, b = _complex(out + (r * C + c) * 2 * n, start, n, WIDTH)
+            re += a
+            im += b
         _store(out + (r * C + c) * 2 * n, start, n, re, im, WIDTH)
 
 
@@ -229,7 +228,6 @@ def _total_kernel(  # type: ignore[no-untyped-def]
 class Pairs(Reals):
     """Spectra of pairs of real sequences, one row each."""
 
-    powers_together = True
     slice_bytes = 2**27
 
     @staticmethod
@@ -237,6 +235,10 @@ class Pairs(Reals):
         """Return a good FFT length that keeps every row aligned: a power of two unless that is much longer."""
         power = 1 << (max(n, 32) - 1).bit_length()
         return power if 4 * power <= 5 * n or n <= 32 else min(power, 16 * fast_length(-(-n // 16)))
+
+    def powers_together(self, branches: int, B: int) -> bool:
+        """Tell whether all branches' spectra had better be as long as the input's: if they are few beside the batch."""
+        return 2 * branches <= B
 
     @property
     def _complex(self) -> torch.dtype:
@@ -297,16 +299,21 @@ class Pairs(Reals):
         )
         return out
 
-    def combine_(self, T: Tensor, W: Tensor, other: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """Return sum_g T_g W_g + other weight, in T's first."""
+    def add_(self, X: Tensor, other: Tensor, W: Tensor) -> Tensor:
+        """Add other rows times (C, f) to rows, in place."""
+        return self._combine(other[None], W[None], X, True)
+
+    def combine_(self, T: Tensor, W: Tensor) -> Tensor:
+        """Return sum_g T_g W_g, in T's first."""
+        return self._combine(T, W, T[0], False)
+
+    def _combine(self, T: Tensor, W: Tensor, out: Tensor, add: bool) -> Tensor:
         G, R, C, n = T.shape
-        x = torch.view_as_real(T)
         _combine_kernel[triton.cdiv(n, WIDTH), C, triton.cdiv(R, CHUNK)](
-            x, self._weights(W), x if other is None else torch.view_as_real(other),
-            x if weight is None else self._weights(weight), x, R, C, G, n,
-            OTHER=other is not None, CHUNK=CHUNK, WIDTH=WIDTH,
+            torch.view_as_real(T), self._weights(W), torch.view_as_real(out), R, C, G, n,
+            ADD=add, CHUNK=CHUNK, WIDTH=WIDTH,
         )  # fmt: skip
-        return T[0]
+        return out
 
     def energy(self, y: Tensor, start: int, stop: int) -> Tensor:
         """Sum the squares at some positions of rows in time."""

@@ -1,0 +1,98 @@
+"""The Triton kernels behind `modes.py`: all resolutions at once, as sums of waves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+from .constants import numbers_on
+from .triton_tools import on_device
+
+TAPS, CHANNELS, MODES = 64, 16, 4  # of a program
+
+
+@triton.jit
+def _wave(t, m, n, M, scale, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Cosine and minus sine of mode m at taps t of n, weighted as the inverse real FFT does; zero if there is none."""
+    turns = (m * t) % n
+    turns = tl.where(2 * turns > n, turns - n, turns)
+    angle = turns.to(tl.float64) / n.to(tl.float64) * 6.283185307179586
+    single = (m == 0) | (2 * m == n)
+    weight = tl.where((m < M) & (2 * m <= n), tl.where(single, 1.0, 2.0), 0.0) * (scale / n.to(tl.float64))
+    return (weight * tl.cos(angle)).to(WIDE), (tl.where(single, 0.0, -weight) * tl.sin(angle)).to(WIDE)
+
+
+@triton.jit
+def _synthesize_kernel(  # type: ignore[no-untyped-def]
+    modes, lengths, starts, scales, out, C, M, total, WIDE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr
+):
+    i = tl.program_id(2)
+    n = tl.load(lengths + i).to(tl.int64)
+    t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
+    scale = tl.load(scales + i)
+    taps = tl.zeros([BC, BT], WIDE)
+    for m in range(tl.where(tl.program_id(0) * BT < n, M, 0)):
+        cos, sin = _wave(t, m, n, M, scale, WIDE)
+        at = modes + ((i * C + c) * M + m) * 2
+        real, imaginary = tl.load(at, c < C, 0.0).to(WIDE), tl.load(at + 1, c < C, 0.0).to(WIDE)
+        taps += real[:, None] * cos[None, :] + imaginary[:, None] * sin[None, :]
+    at = out + c[:, None] * total + (tl.load(starts + i) + t)[None, :]
+    tl.store(at, taps, (c < C)[:, None] & (t < n)[None, :])
+
+
+@triton.jit
+def _analyse_kernel(  # type: ignore[no-untyped-def]
+    grad, lengths, starts, scales, out, C, M, total,
+    WIDE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(2)
+    n = tl.load(lengths + i).to(tl.int64)
+    start, scale = tl.load(starts + i), tl.load(scales + i)
+    c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
+    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    real = tl.zeros([BC, BM, BT], WIDE)
+    imaginary = tl.zeros([BC, BM, BT], WIDE)
+    for first in range(0, n, BT):
+        t = first + tl.arange(0, BT)
+        g = tl.load(grad + c[:, None] * total + (start + t)[None, :], (c < C)[:, None] & (t < n)[None, :], 0.0)
+        cos, sin = _wave(t[None, :], m[:, None], n, M, scale, WIDE)
+        real += g[:, None, :] * cos[None, :, :]
+        imaginary += g[:, None, :] * sin[None, :, :]
+    at = out + ((i * C + c)[:, None] * M + m[None, :]) * 2
+    inside = (c < C)[:, None] & (m < M)[None, :]
+    tl.store(at, tl.sum(real, 2), inside)
+    tl.store(at + 1, tl.sum(imaginary, 2), inside)
+
+
+def _wide(dtype: torch.dtype) -> tl.dtype:
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> Tensor:
+    """Kernels from modes (N, C, M, 2), side by side."""
+    N, C, M, _ = modes.shape
+    out = torch.empty(C, sum(lengths), dtype=modes.dtype, device=modes.device)
+    _synthesize_kernel[triton.cdiv(max(lengths), TAPS), triton.cdiv(C, CHANNELS), N](
+        modes, on_device(lengths, modes), on_device(list(accumulate(lengths, initial=0)), modes),
+        numbers_on(scales, modes), out, C, M, sum(lengths), WIDE=_wide(modes.dtype), BT=TAPS, BC=CHANNELS,
+    )  # fmt: skip
+    return out
+
+
+def analyse(grad: Tensor, lengths: Sequence[int], scales: Sequence[float], shape: Sequence[int]) -> Tensor:
+    """Gradient of the modes (N, C, M, 2) from that of the kernels."""
+    N, C, M, _ = shape
+    out = torch.empty(*shape, dtype=grad.dtype, device=grad.device)
+    _analyse_kernel[triton.cdiv(M, MODES), triton.cdiv(C, CHANNELS), N](
+        grad, on_device(lengths, grad), on_device(list(accumulate(lengths, initial=0)), grad),
+        numbers_on(scales, grad), out, C, M, grad.shape[1],
+        WIDE=_wide(grad.dtype), BT=TAPS, BC=CHANNELS, BM=MODES,
+    )  # fmt: skip
+    return out
