@@ -30,44 +30,51 @@ SLICE_BYTES = 64 * 2**20  # of all branches' gradients that are in memory at a t
 
 
 @triton.jit
-def _load(x, p, c, x_l, x_c, C, L, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return x at positions p and channels c, zero outside of it."""
-    at = (x + c.to(tl.int64) * x_c)[None, :] + (p.to(tl.int64) * x_l)[:, None]
-    return tl.load(at, ((p >= 0) & (p < L))[:, None] & (c < C)[None, :], 0.0).to(WIDE)
+def _at(x, t, j, c, x_l, x_c):  # type: ignore[no-untyped-def]
+    """Return pointers to positions t + j and channels c: 64 bits up to a tile's first row, 32 within."""
+    first = x + tl.full([], t, tl.int64) * x_l + c.to(tl.int64) * x_c
+    return first[None, :] + (j * x_l)[:, None]
 
 
 @triton.jit
-def _sum_from(x, start, j):  # type: ignore[no-untyped-def]
-    """Return the running sum over rows, beginning with `start`."""
-    return tl.cumsum(x + tl.where((j == 0)[:, None], start[None, :], 0.0), 0)
+def _load(x, t, j, c, x_l, x_c, C, L, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return x at positions t + j and channels c, zero outside of it."""
+    inside = (t + j).to(tl.uint32) < L.to(tl.uint32)
+    return tl.load(_at(x, t, j, c, x_l, x_c), inside[:, None] & (c < C)[None, :], 0.0).to(WIDE)
 
 
 @triton.jit
-def _wave(d, before, carry, rows, edges, j, c, C, m: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_from(start, x, i):  # type: ignore[no-untyped-def]
+    """Return the running sum over rows, beginning with `start` before row 0; i counts the rows."""
+    return tl.cumsum(tl.where((i == 0)[:, None], x + start[None, :], x), 0)
+
+
+@triton.jit
+def _wave(d, before, carry, rows, edges, i, c, C, m: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the real and imaginary part of Z for mode m > 0; d is x less what left the window, `before`."""
-    cos = tl.load(rows + 2 * m * BL + j)[:, None]
-    sin = tl.load(rows + (2 * m + 1) * BL + j)[:, None]
+    cos = tl.load(rows + 2 * m * BL + i)[:, None]
+    sin = tl.load(rows + (2 * m + 1) * BL + i)[:, None]
+    even = tl.load(carry + (2 * m - 1) * C + c, c < C, 0.0)
+    odd = tl.load(carry + 2 * m * C + c, c < C, 0.0)
     if CUT:
         d += before * tl.load(edges + 2 * m)
         turned = before * tl.load(edges + 2 * m + 1)
-        even = d * cos - turned * sin
-        odd = -d * sin - turned * cos
+        even = _sum_from(even, d * cos - turned * sin, i)
+        odd = _sum_from(-odd, d * sin + turned * cos, i)
     else:
-        even = d * cos
-        odd = -d * sin
-    even = _sum_from(even, tl.load(carry + (2 * m - 1) * C + c, c < C, 0.0), j)
-    odd = _sum_from(odd, tl.load(carry + 2 * m * C + c, c < C, 0.0), j)
-    return even * cos - odd * sin, even * sin + odd * cos
+        even = _sum_from(even, d * cos, i)
+        odd = _sum_from(-odd, d * sin, i)
+    return even * cos + odd * sin, even * sin - odd * cos
 
 
 @triton.jit
 def _branch(  # type: ignore[no-untyped-def]
-    d, before, factors, carry, rows, edges, j, c, C, M: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr
+    d, before, factors, carry, rows, edges, i, c, C, M: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr
 ):
     """Return a branch's output in this tile."""
-    y = _sum_from(d, tl.load(carry + c, c < C, 0.0), j) * tl.load(factors + c, c < C, 0.0)[None, :]
+    y = _sum_from(tl.load(carry + c, c < C, 0.0), d, i) * tl.load(factors + c, c < C, 0.0)[None, :]
     for m in tl.static_range(1, M):
-        even, odd = _wave(d, before, carry, rows, edges, j, c, C, m, CUT, BL)
+        even, odd = _wave(d, before, carry, rows, edges, i, c, C, m, CUT, BL)
         y += even * tl.load(factors + (2 * m - 1) * C + c, c < C, 0.0)[None, :]
         y += odd * tl.load(factors + 2 * m * C + c, c < C, 0.0)[None, :]
     return y
@@ -92,7 +99,7 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
     j = tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
-    v = _load(x + b * x_b, tl.program_id(0) * BL + j, c, x_l, x_c, C, L, WIDE)
+    v = _load(x + b * x_b, tl.program_id(0) * BL, j, c, x_l, x_c, C, L, WIDE)
     here = out + (b * tl.num_programs(0) + tl.program_id(0)) * N * (2 * M - 1) * C
     for i in range(N):
         _store_sums(v, rows + (6 * i + 2) * M * BL, here, j, c, C, M, BL)
@@ -117,7 +124,7 @@ def _turn(x, y, cos, sin):  # type: ignore[no-untyped-def]
     return x * cos - y * sin, x * sin + y * cos
 
 
-@triton.jit(do_not_specialize=["T", "part"])
+@triton.jit(do_not_specialize=["sums", "carries", "T", "part"])
 def _carries_kernel(  # type: ignore[no-untyped-def]
     sums, carries, shapes, steps, C, T, N, part, M: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr
 ):
@@ -172,20 +179,20 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr, CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     j = tl.arange(0, BL)
-    t = tl.program_id(0) * BL + j
+    t = tl.program_id(0) * BL
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
     end = L
     if MASKED:
         end = tl.load(lengths + b).to(tl.int32)
-    valid = (t < end)[:, None]
+    valid = (t + j < end)[:, None]
     u += b * u_b
-    x = _load(u, t, c, u_l, u_c, C, L, WIDE)
+    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
     tile = b * tl.num_programs(0) + tl.program_id(0)
     here = carries + tile * N * (2 * M - 1) * C
     out += tile * 2 * N * C
     for i in range(N):
-        before = _load(u, t - tl.load(shapes + 3 * i), c, u_l, u_c, C, L, WIDE)
+        before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
         v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
         v = tl.where(valid, v, 0.0)
         tl.store(out + i * C + c, tl.sum(v, 0), c < C)
@@ -204,9 +211,11 @@ def _output_kernel(  # type: ignore[no-untyped-def]
     M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Sum the branches of one x or, from the end, of one x each; plus skip times another tensor, plus a bias."""
-    j = tl.arange(0, BL)
-    t = tl.program_id(0) * BL + j
+    i = tl.arange(0, BL)
+    j = i
+    t = tl.program_id(0) * BL
     if REVERSE:
+        j = -i
         t = tl.num_programs(0) * BL - 1 - t
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
@@ -214,27 +223,27 @@ def _output_kernel(  # type: ignore[no-untyped-def]
     if REVERSE:
         total = tl.zeros([BL, BC], WIDE)
     else:
-        v = _load(x, t, c, x_l, x_c, C, L, WIDE)
+        v = _load(x, t, j, c, x_l, x_c, C, L, WIDE)
         total = tl.zeros([BL, BC], WIDE) + tl.load(bias + c, c < C, 0.0)[None, :]
     here = carries + (b * tl.num_programs(0) + tl.program_id(0)) * N * (2 * M - 1) * C
-    for i in range(N):
-        w = tl.load(shapes + 3 * i)
+    for n in range(N):
+        w = tl.load(shapes + 3 * n)
         if REVERSE:
-            v = _load(x, t, c, x_l, x_c, C, L, WIDE)
-            before = _load(x, t + w, c, x_l, x_c, C, L, WIDE)
+            v = _load(x, t, j, c, x_l, x_c, C, L, WIDE)
+            before = _load(x, t + w, j, c, x_l, x_c, C, L, WIDE)
             x += x_n
         else:
-            before = _load(x, t - w, c, x_l, x_c, C, L, WIDE)
-        total += _branch(v - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
+            before = _load(x, t - w, j, c, x_l, x_c, C, L, WIDE)
+        total += _branch(v - before, before, factors, here, rows, edges, i, c, C, M, CUT, BL)
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
         rows += 6 * M * BL
         edges += 2 * M
     if SKIP:
         d = tl.load(skip + c, c < C, 0.0).to(WIDE)
-        total += d[None, :] * _load(other + b * o_b, t, c, o_l, o_c, C, L, WIDE)
-    at = (y + b * y_b + c.to(tl.int64) * y_c)[None, :] + (t.to(tl.int64) * y_l)[:, None]
-    tl.store(at, total.to(y.dtype.element_ty), (t < L)[:, None] & (c < C)[None, :])
+        total += d[None, :] * _load(other + b * o_b, t, j, c, o_l, o_c, C, L, WIDE)
+    inside = (t + j < L)[:, None] & (c < C)[None, :]
+    tl.store(_at(y + b * y_b, t, j, c, y_l, y_c), total.to(y.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["u", "g", "L", "u_b", "g_b"])
@@ -243,19 +252,19 @@ def _products_kernel(  # type: ignore[no-untyped-def]
     CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     j = tl.arange(0, BL)
-    t = tl.program_id(0) * BL + j
+    t = tl.program_id(0) * BL
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
     u += b * u_b
-    x = _load(u, t, c, u_l, u_c, C, L, WIDE)
-    pull = _load(g + b * g_b, t, c, g_l, g_c, C, L, WIDE)
+    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
+    pull = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
     tile = b * tl.num_programs(0) + tl.program_id(0)
     here = carries + tile * N * (2 * M - 1) * C
     out += tile * (N + 2) * C
     tl.store(out + N * C + c, tl.sum(pull, 0), c < C)
     tl.store(out + (N + 1) * C + c, tl.sum(pull * x, 0), c < C)
     for i in range(N):
-        before = _load(u, t - tl.load(shapes + 3 * i), c, u_l, u_c, C, L, WIDE)
+        before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
         v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
         tl.store(out + i * C + c, tl.sum(pull * v, 0), c < C)
         factors += (2 * M - 1) * C
@@ -272,36 +281,36 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Store every branch's dc, its sums with the basis functions, and its tile's sums in reversed time."""
     j = tl.arange(0, BL)
-    t = tl.program_id(0) * BL + j
+    t = tl.program_id(0) * BL
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
     end = L
     if MASKED:
         end = tl.load(lengths + b).to(tl.int32)
     real = (c < C)[None, :]
-    valid = (t < end)[:, None] & real
+    valid = (t + j < end)[:, None] & real
     u += b * u_b
-    x = _load(u, t, c, u_l, u_c, C, L, WIDE)
-    pull = _load(g + b * g_b, t, c, g_l, g_c, C, L, WIDE)
+    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
+    pull = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
     size = N * (2 * M - 1) * C
     tile = b * tl.num_programs(0) + tl.program_id(0)
     here = carries + tile * size
     dfactors += tile * size
     sums += (b * tl.num_programs(0) + tl.num_programs(0) - 1 - tl.program_id(0)) * size
-    at = (dc + b * d_b + c.to(tl.int64) * d_c)[None, :] + (t.to(tl.int64) * d_l)[:, None]
+    at = _at(dc + b * d_b, t, j, c, d_l, d_c)
     for i in range(N):
-        before = _load(u, t - tl.load(shapes + 3 * i), c, u_l, u_c, C, L, WIDE)
+        before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
         d = x - before
         v = _branch(d, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
         s = tl.load(numbers + c, c < C, 0.0)
         q = tl.load(numbers + N * C + c, c < C, 0.0)
         a = tl.load(numbers + 2 * N * C + c, c < C, 0.0)
         v = tl.where(valid, s[None, :] * pull - a[None, :] - q[None, :] * v, 0.0)
-        tl.store(at, v, (t < L)[:, None] & real)
+        tl.store(at, v, (t + j < L)[:, None] & real)
         _store_sums(v, rows + 2 * M * BL, sums, BL - 1 - j, c, C, M, BL)
         if tl.load(shapes + 3 * i + 2) != 0:
             _store_sums(v, rows + 4 * M * BL, sums + part, BL - 1 - j, c, C, M, BL)
-        constant = _sum_from(d, tl.load(here + c, c < C, 0.0), j)
+        constant = _sum_from(tl.load(here + c, c < C, 0.0), d, j)
         tl.store(dfactors + c, tl.sum(v * constant, 0), c < C)
         for m in tl.static_range(1, M):
             even, odd = _wave(d, before, here, rows, edges, j, c, C, m, CUT, BL)
