@@ -2,7 +2,8 @@
 
 A branch's kernel is a sum of waves e^{i w tau} over lags 0 .. W - 1. In the tile that starts at t0, with j = t - t0,
 
-    Z[t]  =  sum_{s = t-W+1 .. t} x[s] e^{i w (t-s)}  =  e^{i w j} (carry + sum_{i <= j} (x[t0+i] - f x[t0+i-W]) e^{-i w i})
+    Z[t]  =  sum_{s = t-W+1 .. t} x[s] e^{i w (t-s)}
+          =  e^{i w j} (carry + sum_{i <= j} (x[t0+i] - f x[t0+i-W]) e^{-i w i})
 
 where f = e^{i w W}, and carry = e^{i w} Z[t0 - 1] has been put together from sums of x[s] e^{-i w i} over whole tiles.
 The real and imaginary parts of Z are the basis functions (1 for w = 0, else 2) that a branch's coefficients weight.
@@ -24,7 +25,7 @@ import triton
 
 from .triton_tools import tiles
 
-ROWS, COLUMNS, WARPS = 64, 32, 1  # of a tile: positions, channels; one channel a thread makes running sums cheapest
+ROWS, COLUMNS, WARPS = 32, 32, 1  # of a tile: positions, channels; a channel a thread makes running sums cheapest
 STEPS = 8  # tiles whose carries are found at a time
 SLICE_BYTES = 64 * 2**20  # of all branches' gradients that are in memory at a time, about
 
@@ -331,7 +332,8 @@ class Tables:
     """What the kernels know of the branches beforehand, on a device, computed from angles in float64."""
 
     shapes: Tensor  # (nb, 3): a window's width, the whole tiles in it, whether sums of part of a tile are needed
-    rows: Tensor  # (nb, 3, modes, 2, ROWS): cos and sin of w j; only where a window's first tile is in it; only the rest
+    rows: Tensor  # (nb, 3, modes, 2, ROWS): cos and sin of w j; only for those rows of a window's first tile that are
+    # in it, else 0; only for the others
     edges: Tensor  # (nb, modes, 2): 1 - cos and sin of w W
     steps: Tensor  # (nb, modes, 2, STEPS + 2): cos and sin of w ROWS times 0 .. STEPS and times the whole tiles
     uneven: tuple[int, ...]  # widths that are not a multiple of their period
