@@ -73,27 +73,34 @@ def both(widths, periods, lengths, mask):
 
 BRANCHES = {  # modes, widths, periods
     "constant": (1, (1, 2, 4), (1, 2, 4)),
-    "doubling": (2, (2, 4, 8, 16, 32, 64, 128, 256), (2, 4, 8, 16, 32, 64, 128, 256)),
-    "cut": (3, (4, 64, 77, 100), (4, 64, 128, 128)),
+    "doubling": (2, (2, 8, 32, 64, 128), (2, 8, 32, 64, 128)),
+    "cut": (3, (4, 64, 77), (4, 64, 128)),
     "cut within a tile": (2, (3, 50), (4, 64)),
     "five modes": (5, (8, 16, 96), (8, 16, 96)),
     "longer than the input": (3, (300, 700), (512, 700)),
 }
 
 
-@pytest.mark.parametrize("L", [*LENGTHS, 200])
-@pytest.mark.parametrize("branches", BRANCHES)
-@pytest.mark.parametrize(("channels_last", "masked", "skipped"), [(False, True, True), (True, False, False)])
-def test_modes(L, branches, channels_last, masked, skipped):
+@pytest.mark.parametrize(
+    ("L", "channels_last", "masked", "branches"),
+    [  # Triton's interpreter takes a second or more for each
+        *((1, last, True, name) for last in (False, True) for name in BRANCHES),
+        *((2, True, masked, name) for masked in (False, True) for name in ("cut within a tile", "five modes")),
+        *((63, last, not last, name) for last in (False, True) for name in BRANCHES),
+        *((130, True, masked, name) for masked in (False, True) for name in ("doubling", "cut")),
+        *((200, last, False, name) for last in (False, True) for name in ("doubling", "cut")),
+    ],
+)
+def test_modes(L, channels_last, masked, branches):
     modes, widths, periods = BRANCHES[branches]
-    u, lengths, mask = inputs(L, channels_last, masked)
-    skip = [double(5)] if skipped else []
+    u, lengths, mask = inputs(L, channels_last, masked, B=3 if masked else 2)
+    skip = [double(5)] if channels_last else []
     coefficients = double(len(widths), 5, 2 * modes - 1)
     assert_same(*both(widths, periods, lengths, mask), u, coefficients, double(len(widths), 5), *skip)
 
 
 def test_modes_of_one_sequence_and_many_channels():
-    u, _, mask = inputs(200, True, False, B=1, C=35)
+    u, _, mask = inputs(130, True, False, B=1, C=35)
     modes, widths, periods = BRANCHES["doubling"]
     coefficients = double(len(widths), 35, 2 * modes - 1)
     assert_same(*both(widths, periods, None, mask), u, coefficients, double(len(widths), 35), double(35))
@@ -103,11 +110,11 @@ def test_modes_where_gradients_are_found_in_slices(monkeypatch):
     from mrconv.ops import mode_windows_triton
 
     modes, widths, periods = BRANCHES["cut"]
-    u, lengths, mask = inputs(130, True, True)
+    u, lengths, mask = inputs(63, True, True)
     coefficients, weight = double(len(widths), 5, 2 * modes - 1), double(len(widths), 5)
     fast, _ = both(widths, periods, lengths, mask)
     whole = gradients(fast, *(x.to(DEVICE) for x in (u, coefficients, weight)))
-    monkeypatch.setattr(mode_windows_triton, "SLICE_BYTES", 2 * len(widths) * 5 * 130 * 8)
+    monkeypatch.setattr(mode_windows_triton, "SLICE_BYTES", 2 * len(widths) * 5 * 63 * 8)
     y, grads = gradients(fast, *(x.to(DEVICE) for x in (u, coefficients, weight)))
     assert all(relative(a, b) < 1e-12 for a, b in zip((y, *grads), (whole[0], *whole[1]), strict=True))
 
@@ -129,7 +136,7 @@ def test_modes_return_the_statistics():
 @pytest.mark.parametrize("branches", ["doubling", "cut"])
 def test_modes_in_lower_precision_match_float64(dtype, branches):
     modes, widths, periods = BRANCHES[branches]
-    u, lengths, mask = inputs(200, True, True)
+    u, lengths, mask = inputs(130, True, True)
     u = u.to(dtype).double()
     others = [x.float().double() for x in (double(len(widths), 5, 2 * modes - 1), double(len(widths), 5), double(5))]
     fast, plain = both(widths, periods, lengths, mask)
@@ -143,8 +150,8 @@ def test_modes_in_lower_precision_match_float64(dtype, branches):
 
 
 def test_modes_keep_float32_accuracy_over_a_long_sequence():
-    L = 65_536 if DEVICE == "cuda" else 1500
-    widths = [w for w in (2, 4, 8, 64, 512, 4096, 65_536) if w <= 2 * L]
+    L = 65_536 if DEVICE == "cuda" else 700
+    widths = [w for w in (2, 8, 64, 512, 4096, 65_536) if w <= L]
     u, mask = (torch.randn(1, L, 2) + 0.2).transpose(1, 2), torch.ones(1, 1, L, dtype=torch.bool)
     others = [torch.randn(len(widths), 2, 5), torch.randn(len(widths), 2), torch.randn(2)]
     fast, plain = both(widths, [max(w, 4) for w in widths], None, mask)
