@@ -125,7 +125,7 @@ def _turn(x, y, cos, sin):  # type: ignore[no-untyped-def]
     return x * cos - y * sin, x * sin + y * cos
 
 
-@triton.jit(do_not_specialize=["sums", "carries", "T", "part"])
+@triton.jit(do_not_specialize=["sums", "carries", "C", "T", "N", "part"])
 def _carries_kernel(  # type: ignore[no-untyped-def]
     sums, carries, shapes, steps, C, T, N, part, M: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr
 ):
