@@ -68,6 +68,15 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
     if backend == "triton":
         heights = torch.randn(len(kernels), CHANNELS, device=device)
         widths = [k.shape[1] for k in kernels]
+        for M in (2, 3):
+            some = widths[M - 1 :]
+            waves = torch.randn(len(some), CHANNELS, 2 * M - 1, device=device)
+            found[f"{M} waves"] = stepped(
+                lambda u, c, w, some=some: ops.mode_branch_sum(u, c, some, some, w)[0],
+                u,
+                waves,
+                weight[M - 1 :].clone(),
+            )
         found["windows"] = stepped(lambda u, h, w: window_branch_sum(u, h, widths, w)[0], u, heights, weight)
         if u.element_size() == 2 and L <= 16384:
             found["toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .kernels import kernel_class, resampled
 from .norm import running_affine
-from .ops import Lags, Taps, compute_dtype
+from .ops import Lags, Taps, Waves, compute_dtype
 from .reference import branch_sum
 
 
@@ -112,6 +112,14 @@ class Branches(nn.Module):
                 lags = tuple(positions[j] for j in keep)
             placed.append((values, _mirrored(lags) if self.anticausal else lags))
         return placed
+
+    def waves(self, rate: float = 1.0) -> Waves | None:
+        """Return the branches as few waves each, if that is what they are and they run forwards at the model's rate."""
+        found = self.kernel.waves() if rate == 1 and not self.anticausal and not any(self.offsets) else None
+        if found is None:
+            return None
+        lengths = self.kernel.lengths
+        return Waves(found, [min(n, self.l_max) for n in lengths], lengths)
 
     @property
     def weights(self) -> Tensor | None:

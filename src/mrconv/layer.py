@@ -189,6 +189,9 @@ class MRConv(IntegerBuffers):
         if self.backend == "reference" and not self.merged:
             return ops.Choice("reference", False, {})
         if any(norm.training for norm in self._norms()):
+            waves = self._waves(x, rate)
+            if waves is not None:
+                return ops.choose_wave_sum(x, waves, self._backend)
             kernels = [kernel for d in self._directions() for kernel in d.kernels(rate)]
             return ops.choose_branch_sum(x, kernels, self._backend)
         lags = (self._stored() if self.merged else self._merge(rate))[1]
@@ -287,6 +290,14 @@ class MRConv(IntegerBuffers):
         total = torch.stack([branches.reference(wide, mask, rate) for branches in self._directions()]).sum(0)
         return total.to(x.dtype)
 
+    def _waves(self, x: Tensor, rate: float) -> ops.Waves | None:
+        """Return the branches as waves if that is the cheapest way to train them."""
+        directions = self._directions()
+        waves = directions[0].waves(rate) if len(directions) == 1 else None
+        if waves is None or ops.choose_wave_sum(x, waves, self._backend).op == "spectral":
+            return None
+        return waves
+
     @property
     def _backend(self) -> str:
         return "torch" if self.backend == "reference" else self.backend
@@ -303,11 +314,14 @@ class MRConv(IntegerBuffers):
         alphas = [d.alpha for d in directions if d.alpha is not None]
         weights = [alpha * norm.weight.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
-        kernels = [kernel for d in directions for kernel in d.kernels(rate)]
         skip = self.D if self.groups == 1 else None
-        y, mean, var, count = ops.branch_sum(
-            x, kernels, torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync, self._backend
-        )
+        rest = (torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync)
+        waves = self._waves(x, rate)
+        if waves is not None:
+            y, mean, var, count = ops.mode_branch_sum(x, waves.coefficients, waves.widths, waves.periods, *rest)
+        else:
+            kernels = [kernel for d in directions for kernel in d.kernels(rate)]
+            y, mean, var, count = ops.branch_sum(x, kernels, *rest, self._backend)
         for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
             track(norm, m.flatten(), v.flatten(), count)
         return y

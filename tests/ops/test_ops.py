@@ -85,7 +85,9 @@ CASES = [(lags, "tap sum") for lags in DENSE + SCATTERED] + [(lags, "spectral") 
 
 
 @pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize(("lags", "op"), CASES, ids=lambda x: x if isinstance(x, str) else f"{len(x)}x{type(x[0]).__name__}")
+@pytest.mark.parametrize(
+    ("lags", "op"), CASES, ids=lambda x: x if isinstance(x, str) else f"{len(x)}x{type(x[0]).__name__}"
+)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("skipped", [False, True])
 def test_branch_sum_equals_all_branches(L, lags, op, masked, skipped, monkeypatch):
@@ -153,7 +155,14 @@ def test_total_by_doubling_is_the_cumulative_sum(L):
 
 
 OPCHECKS = {
-    "fft_conv": lambda: (torch.randn(2, 3, 9, requires_grad=True), torch.randn(3, 5, requires_grad=True), torch.randn(3, requires_grad=True), 2, True, False),
+    "fft_conv": lambda: (
+        torch.randn(2, 3, 9, requires_grad=True),
+        torch.randn(3, 5, requires_grad=True),
+        torch.randn(3, requires_grad=True),
+        2,
+        True,
+        False,
+    ),
     "tap_conv": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 2, requires_grad=True),

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
-from mrconv.ops.windows import window_branch_sum
 
 from ..conftest import gradients, randomise, relative, training_step
 
@@ -104,25 +103,6 @@ def check_branches(lags, skipped, u, lengths, mask):
     assert_same(fast, plain, u, double(len(lags), C), double(C), double(C), *values)
 
 
-@pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16), (1, 2, 4, 100)])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(("masked", "skipped"), [(False, True), (True, False)])
-def test_windows(L, widths, channels_last, masked, skipped):
-    u, lengths, mask = inputs(L, channels_last, masked)
-
-    def fast(u, heights, weight, *skip):
-        here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
-        return window_branch_sum(u * here, heights, widths, weight, *(skip or (None, None)), ends)[0] * here
-
-    def plain(u, heights, weight, *skip):
-        branches = [(h[:, None].expand(-1, w), range(w)) for h, w in zip(heights, widths, strict=True)]
-        return ops.branch_sum_reference(u * mask, branches, weight, *(skip or (None, None)), lengths)[0] * mask
-
-    skip = [double(5), double(5)] if skipped else []  # and bias
-    assert_same(fast, plain, u, double(len(widths), 5), double(len(widths), 5), *skip)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kernel", ["fourier", "dilated", "sparse"])
 @pytest.mark.parametrize("masked", [False, True])
@@ -147,25 +127,11 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, masked):
         assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
 
 
-def test_windows_keep_float32_accuracy_over_a_long_sequence():
-    L = 65_536 if DEVICE == "cuda" else 700
-    exact = MRConv(2, L, kernel_size=1, dtype=torch.float64)
-    layer = copy.deepcopy(exact).float().to(DEVICE)
-    u = torch.randn(1, L, 2) + 0.2
-    y, du, _ = training_step(exact, u.double())
-    z, dz, _ = training_step(layer, u.to(DEVICE))
-    assert relative(z.double().cpu(), y) < 2e-6
-    assert relative(dz.double().cpu(), du) < 2e-6
-
-
 def test_ops_are_registered_correctly():
     u = torch.randn(2, 3, 9, device=DEVICE, requires_grad=True)
-    heights, weight = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
-    skip = torch.randn(3, device=DEVICE, requires_grad=True)
     values = torch.randn(3, 2, device=DEVICE, requires_grad=True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    arguments = (u, heights, weight, skip, skip, None, [1, 2], 1e-5, False)
-    torch.library.opcheck(torch.ops.mrconv.window_branch_sum.default, arguments, test_utils=checks)
+    weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, skip, [0, 4], True, True), test_utils=checks)
     arguments = (u, values, weight, skip, skip, None, [0, 4], [1, 1], 1e-5, False, True)
     torch.library.opcheck(torch.ops.mrconv.tap_branch_sum.default, arguments, test_utils=checks)

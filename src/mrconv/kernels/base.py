@@ -81,6 +81,14 @@ class Kernel(IntegerBuffers):
         """
         raise NotImplementedError
 
+    def waves(self) -> Tensor | None:
+        """Return the kernels at rate 1 as a few waves each, (N, channels, 2 M - 1), if that is what they are.
+
+        Kernel i is then p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau), w_m = 2 pi m / l_i; the order is p_0, p_1,
+        r_1, p_2, ... Few means two or three modes: more are not worth it.
+        """
+        return None
+
     def extra_repr(self) -> str:
         """Return what `print` shows of the kernel."""
         return f"{self.channels}, lengths={self.lengths}"

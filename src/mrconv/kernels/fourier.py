@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import compute_dtype, synthesize
+from ..ops.constants import integers_on
 from .base import Kernel, register_kernel, resampled
 
 
@@ -44,6 +45,24 @@ class FourierKernel(Kernel):
             pairs = zip(modes.unbind(0), self.lengths, sizes, strict=True)
             modes = torch.stack([_resample(row, n, size, delay) for row, n, size in pairs])
         return synthesize(modes, sizes, [n**0.5 for n in self.lengths])
+
+    def waves(self) -> Tensor | None:
+        """Return the kernels as waves, if they have two or three modes."""
+        M = self.modes.shape[2]
+        if M not in (2, 3):
+            return None
+        n = self._constants[:, None, None]  # (N, 1, 1)
+        m = torch.arange(M, device=n.device)
+        single = (m == 0) | (2 * m == n)
+        factor = torch.where(single, 1.0, 2.0).masked_fill(2 * m > n, 0.0) * n.rsqrt()
+        real, imaginary = self.modes.to(compute_dtype(self.modes)).unbind(-1)
+        waves = torch.stack([real * factor, -imaginary * factor.masked_fill(single, 0.0)], -1).flatten(2)
+        return torch.cat([waves[..., :1], waves[..., 2:]], -1)
+
+    @property
+    def _constants(self) -> Tensor:
+        dtype = compute_dtype(self.modes)
+        return integers_on(self.lengths, self.modes, torch.int64).to(dtype)
 
 
 def _resample(modes: Tensor, length: int, size: int, delay: float) -> Tensor:

@@ -4,10 +4,12 @@ from .dispatch import (
     Choice,
     Lags,
     Taps,
+    Waves,
     branch_sum,
     branch_sum_reference,
     choose_branch_sum,
     choose_conv,
+    choose_wave_sum,
     conv,
     conv_reference,
     densify,
@@ -20,15 +22,18 @@ from .spectra import fast_length
 from .statistics import mean_and_variance
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 from .toeplitz import toeplitz_conv
+from .windows import mode_branch_sum, window_branch_sum
 
 __all__ = [
     "Choice",
     "Lags",
     "Taps",
+    "Waves",
     "branch_sum",
     "branch_sum_reference",
     "choose_branch_sum",
     "choose_conv",
+    "choose_wave_sum",
     "compute_dtype",
     "conv",
     "conv_reference",
@@ -38,6 +43,7 @@ __all__ = [
     "fft_conv_reference",
     "mean_and_variance",
     "merge",
+    "mode_branch_sum",
     "per_tap",
     "spectral_branch_sum",
     "synthesize",
@@ -46,4 +52,5 @@ __all__ = [
     "tap_conv",
     "tap_conv_reference",
     "toeplitz_conv",
+    "window_branch_sum",
 ]

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-
 TABLE: dict[str, Any] = json.loads((resources.files(__package__) / "costs.json").read_text())
 
 

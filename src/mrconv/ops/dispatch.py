@@ -31,7 +31,7 @@ Taps = tuple[Tensor, Lags]
 
 @dataclass(frozen=True)
 class Choice:
-    """The op that runs, whether in Triton, and what each that could would cost: picoseconds per element, as measured."""
+    """The op that runs, whether in Triton, and what each that could run costs: picoseconds per element, as measured."""
 
     op: str
     triton: bool
@@ -71,9 +71,7 @@ def conv(
     return fft_conv(u, kernel, lead, bias, gelu, backend)
 
 
-def conv_reference(
-    u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False
-) -> Tensor:
+def conv_reference(u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
     """Compute `conv` by plain differentiable torch."""
     if isinstance(lags, range):
         return fft_conv_reference(u, *_around_zero(values, lags), bias, gelu)
@@ -107,6 +105,23 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
     return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
 
 
+@dataclass(frozen=True)
+class Waves:
+    """Causal kernels of a few waves: coefficients (N, C, 2 M - 1), lengths and periods, as `mode_branch_sum` takes."""
+
+    coefficients: Tensor
+    widths: Sequence[int]
+    periods: Sequence[int]
+
+
+def choose_wave_sum(u: Tensor, waves: Waves, backend: str = "auto") -> Choice:
+    """Choose how normalised branches of waves run: "waves", or as what they are written out, "spectral"."""
+    ops = ["spectral"]
+    if use_triton(u, backend):
+        ops.append(f"{waves.coefficients.shape[2] // 2 + 1} waves")
+    return _cheapest(u, backend, ops, max(waves.widths), 0)
+
+
 def branch_sum(
     u: Tensor,
     branches: Sequence[Taps],
@@ -121,8 +136,9 @@ def branch_sum(
     """Return (y, mean, var, count): branches normalised by their batch statistics, weighted, added up, + skip u + bias.
 
     u (B, C, L) is zero from `lengths` (B,) on, where y means nothing. weight is (number of branches, C), skip and bias
-    are (C,). Dense branches start at lag 0 or, descending, at -1, those that descend last; those of scattered taps may have any lags. mean and var (biased) are
-    each branch's, over `count` elements of all processes if `sync`, and carry no gradient.
+    are (C,). Dense branches start at lag 0 or, descending, at -1, those that descend last; scattered taps may be at any
+    lags. mean and var (biased) are each branch's, over `count` elements of all processes if `sync`, and carry no
+    gradient.
     """
     choice = choose_branch_sum(u, branches, backend)
     rest = (weight, skip, bias, lengths, eps, sync)

@@ -12,9 +12,7 @@ from .backends import use_triton
 from .fft import compute_dtype, refuse_forward_mode, twins
 
 
-def synthesize(
-    modes: Tensor, lengths: Sequence[int], scales: Sequence[float], backend: str = "auto"
-) -> list[Tensor]:
+def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float], backend: str = "auto") -> list[Tensor]:
     """Inverse real FFTs of the lowest modes (N, C, M, 2), the rest zero, times scales: (C, n) for each length n."""
     refuse_forward_mode(modes)
     packed = _synthesize(modes, list(lengths), list(scales), use_triton(modes, backend))
@@ -50,9 +48,7 @@ def _synthesize(modes: Tensor, lengths: list[int], scales: list[float], triton: 
 
 
 @torch.library.custom_op("mrconv::synthesize_backward", mutates_args=())
-def _synthesize_backward(
-    grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float], triton: bool
-) -> Tensor:
+def _synthesize_backward(grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float], triton: bool) -> Tensor:
     if triton:
         from . import modes_triton as kernels
 

@@ -44,13 +44,15 @@ def spectral_branch_sum(
     """Return (y, mean, var, count): the normalised branches' weighted sum, the statistics and what they are over.
 
     u (B, C, L) is zero from `lengths` (B,) on, and y means nothing there. `forward` and `backward` are kernels
-    (C, l_b), tap 0 of the backward ones acting on t + 1; weight is (number of them, C), skip and bias (C,). With `sync` the
-    statistics are over all processes. mean and var (biased) carry no gradient.
+    (C, l_b), tap 0 of the backward ones acting on t + 1; weight is (number of them, C), skip and bias are (C,). With
+    `sync` the statistics are over all processes. mean and var (biased) carry no gradient.
     """
     kernels = [*forward, *backward]
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
-    return _branch_sum(u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync, use_triton(u, backend))
+    return _branch_sum(
+        u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync, use_triton(u, backend)
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,7 +75,9 @@ def _places(sizes: tuple[int, ...], delay: int, length: int, device: torch.devic
 class _Group:
     """Some branches of one direction in one tensor (g, C, l), delayed, cut to what can meet the input, zero-padded."""
 
-    def __init__(self, by: Reals, packed: Tensor, sizes: Sequence[int], first: int, count: int, delay: int, L: int) -> None:
+    def __init__(
+        self, by: Reals, packed: Tensor, sizes: Sequence[int], first: int, count: int, delay: int, L: int
+    ) -> None:
         self.branches = slice(first, first + count)
         own = tuple(sizes[self.branches])
         start = sum(sizes[:first])

@@ -149,7 +149,13 @@ class Reals:
         return rows
 
     def output(
-        self, y: Tensor, at: int, out: Tensor, bias: Tensor | None = None, extras: Sequence[Extra] = (), gelu: bool = False
+        self,
+        y: Tensor,
+        at: int,
+        out: Tensor,
+        bias: Tensor | None = None,
+        extras: Sequence[Extra] = (),
+        gelu: bool = False,
     ) -> None:
         """Write rows in time, from `at` on, to a batch (B, C, L), after a bias (C,), extras and GELU."""
         y = y[..., at : at + out.shape[-1]]

@@ -1,8 +1,8 @@
 """Batches in frequency by Triton: two real sequences travel as one complex one.
 
-The kernels are real, so that the FFT of u_1 + i u_2 times a kernel's spectrum is that of both outputs, and nothing is ever
-taken apart; sums of conj(A) T over pairs have what is wanted in the real part of their inverse. FFTs are cuFFT's; loading,
-products, sums over the batch and writing are one kernel each.
+The kernels are real, so that the FFT of u_1 + i u_2 times a kernel's spectrum is that of both outputs, and nothing is
+ever taken apart; sums of conj(A) T over pairs have what is wanted in the real part of their inverse. FFTs are cuFFT's;
+loading, products, sums over the batch and writing are one kernel each.
 """
 
 from __future__ import annotations
@@ -343,7 +343,13 @@ class Pairs(Reals):
         return slice(rows.start // 2, -(-rows.stop // 2))
 
     def output(
-        self, y: Tensor, at: int, out: Tensor, bias: Tensor | None = None, extras: Sequence[Extra] = (), gelu: bool = False
+        self,
+        y: Tensor,
+        at: int,
+        out: Tensor,
+        bias: Tensor | None = None,
+        extras: Sequence[Extra] = (),
+        gelu: bool = False,
     ) -> None:
         """Write pairs in time, from `at` on, to a batch (B, C, L)."""
         B, C, L = out.shape
@@ -353,8 +359,8 @@ class Pairs(Reals):
         real = torch.view_as_real(y)
         _output_kernel[triton.cdiv(L, ROWS), triton.cdiv(C, COLUMNS), y.shape[0]](
             real, out, real if bias is None else bias.contiguous(), real if ends is None else ends,
-            real if forth is None else torch.view_as_real(forth.rows), real if forth is None else forth.table.contiguous(),
-            real if back is None else torch.view_as_real(back.rows), real if back is None else back.table.contiguous(),
+            *((real, real) if forth is None else (torch.view_as_real(forth.rows), forth.table.contiguous())),
+            *((real, real) if back is None else (torch.view_as_real(back.rows), back.table.contiguous())),
             B, C, L, y.shape[-1], at, *out.stride(), BIAS=bias is not None, FORTH=forth is not None,
             BACK=back is not None, MOVED=ends is not None, GELU=gelu, BL=ROWS, BC=COLUMNS,
         )  # fmt: skip

@@ -247,9 +247,7 @@ def _rows(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @torch.library.custom_op("mrconv::tap_conv", mutates_args=())
-def _tap_conv(
-    u: Tensor, values: Tensor, bias: Tensor | None, lags: list[int], gelu: bool, triton: bool
-) -> Tensor:
+def _tap_conv(u: Tensor, values: Tensor, bias: Tensor | None, lags: list[int], gelu: bool, triton: bool) -> Tensor:
     return _convolved(u, _rows(values, compute_dtype(u, values)), lags, bias, triton, gelu)
 
 

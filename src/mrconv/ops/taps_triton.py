@@ -11,7 +11,8 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import gelu as gelu_of, offsets, on_device, tiles
+from .triton_tools import gelu as gelu_of
+from .triton_tools import offsets, on_device, tiles
 
 ROWS, COLUMNS = 128, 32  # of a tile of outputs: positions, channels
 UNROLL = 4  # taps whose inputs a program loads at a time

@@ -5,6 +5,9 @@ over S gives the statistics of all branches, a second one the output. Going back
 gradient of S another, dS[t] = sum_b e_b[t] - e_b[t + W_b] with e_b = h_b (s_b g - a_b - q_b c_b), and du is its running
 sum from the end. S is float64, so that differences of it lose nothing that float32 would show, however long the
 sequence.
+
+Kernels of a few modes go the same way (`mode_branch_sum`), with sums of u[s] e^{i w (t-s)} over the window in place of
+those of u: one more for every wave e^{i w tau}.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def _window_sum(
     from . import windows_triton as kernels
 
     S = kernels.running_sum(u)
-    raw = kernels.window_moments(S, widths, lengths).to(compute_dtype(u, heights))  # of heights 1
+    dtype = compute_dtype(u, heights)
+    raw = kernels.window_moments(S, widths, lengths, dtype).to(dtype)  # of heights 1
     sums = torch.stack([raw[0] * heights, raw[1] * heights.square()])
     mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
@@ -78,9 +82,10 @@ def _window_sum_backward(
     from . import windows_triton as kernels
 
     S = kernels.running_sum(u)
-    products, g_sum, dskip = kernels.window_products(S, u, grad, widths)  # sum_bt of g m_b, of g, and of g u
+    dtype = compute_dtype(u, heights)
+    products, g_sum, dskip = kernels.window_products(S, u, grad, widths, dtype)  # sum_bt of g m_b, of g, and of g u
     dweight, s, q, a = normalised_backward(products * heights, g_sum, weight, mean, var, count, eps, sync)
-    rise = kernels.window_pull(S, grad, widths, heights, s, q, a, lengths)
+    rise = kernels.window_pull(S, grad, widths, heights.to(dtype), s, q, a, lengths)
     du = kernels.running_sum_back(rise, grad, skip)
     dheights = s * products - a * raw[0] - q * heights * raw[1]
     return du, dheights.to(heights.dtype), *(x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
@@ -109,3 +114,102 @@ def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
 
 
 _window_sum.register_autograd(_backward, setup_context=_setup)
+
+
+def mode_branch_sum(
+    u: Tensor,
+    coefficients: Tensor,
+    widths: Sequence[int],
+    periods: Sequence[int],
+    weight: Tensor,
+    skip: Tensor | None = None,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    eps: float = 1e-5,
+    sync: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `spectral_branch_sum` does for kernels of a few modes over lags 0 .. widths[b] - 1; by Triton.
+
+    Kernel b at lag tau is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) with w_m = 2 pi m / periods[b]; coefficients
+    (nb, C, 2 modes - 1) are p_0, p_1, r_1, p_2, r_2, ...
+    """
+    refuse_forward_mode(u, coefficients, weight, skip, bias)
+    return _mode_sum(u, coefficients, weight, skip, bias, lengths, list(widths), list(periods), eps, sync)
+
+
+def _by_rank(coefficients: Tensor, dtype: torch.dtype) -> Tensor:
+    return coefficients.to(dtype).transpose(1, 2).contiguous()  # (nb, 2 modes - 1, C)
+
+
+@torch.library.custom_op("mrconv::mode_branch_sum", mutates_args=())
+def _mode_sum(
+    u: Tensor,
+    coefficients: Tensor,
+    weight: Tensor,
+    skip: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    widths: list[int],
+    periods: list[int],
+    eps: float,
+    sync: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from .mode_windows_triton import ModeWindows
+
+    dtype = compute_dtype(u, coefficients)
+    windows = ModeWindows(u, widths, periods, coefficients.shape[2] // 2 + 1, dtype)
+    factors, carries = _by_rank(coefficients, dtype), windows.carries(u)
+    sums = windows.moments(u, carries, factors, lengths).to(dtype)
+    mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
+    scale = weight.to(dtype) * torch.rsqrt(var + eps)
+    y = windows.output(u, carries, scale[:, None] * factors, skip, shifted(bias, scale, mean))
+    return y, mean, var, count
+
+
+@torch.library.custom_op("mrconv::mode_branch_sum_backward", mutates_args=())
+def _mode_sum_backward(
+    grad: Tensor,
+    u: Tensor,
+    coefficients: Tensor,
+    weight: Tensor,
+    skip: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    widths: list[int],
+    periods: list[int],
+    eps: float,
+    sync: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from .mode_windows_triton import ModeWindows
+
+    dtype = compute_dtype(u, coefficients)
+    windows = ModeWindows(u, widths, periods, coefficients.shape[2] // 2 + 1, dtype)
+    factors, carries = _by_rank(coefficients, dtype), windows.carries(u)
+    inner, g_sum, dskip = windows.products(u, grad, carries, factors)
+    dweight, s, q, a = normalised_backward(inner, g_sum, weight.to(dtype), mean, var, count, eps, sync)
+    du, dfactors = windows.pull(u, grad, carries, factors, torch.stack([s, q, a]), skip, lengths)
+    dcoefficients = dfactors.transpose(1, 2).to(coefficients.dtype, memory_format=torch.contiguous_format)
+    return du, dcoefficients, *(x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+
+
+@_mode_sum.register_fake
+def _(u, coefficients, weight, skip, bias, lengths, widths, periods, eps, sync):  # type: ignore[no-untyped-def]
+    dtype = compute_dtype(u, coefficients)
+    mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
+    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
+
+
+@_mode_sum_backward.register_fake
+def _(grad, u, coefficients, weight, skip, bias, lengths, mean, var, count, widths, periods, eps, sync):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(coefficients, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
+
+
+def _mode_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    *grads, dskip, dbias = _mode_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 5)
+
+
+_mode_sum.register_autograd(_mode_backward, setup_context=_setup)

@@ -47,6 +47,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     S, widths, lengths, out, C, L, N, s_b, s_c, s_l,
     MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    wide = out.dtype.element_ty
     t = tl.program_id(0) * BL + tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
@@ -59,7 +60,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     for i in range(N):
         w = tl.load(widths + i)
         before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
-        m = now - before
+        m = (now - before).to(wide)
         tl.store(row + i * C + c, tl.sum(m, 0), c < C)
         tl.store(row + (N + i) * C + c, tl.sum(m * m, 0), c < C)
 
@@ -90,18 +91,19 @@ def _products_kernel(  # type: ignore[no-untyped-def]
     S, u, g, widths, out, C, L, N, s_b, s_c, s_l, u_b, u_c, u_l, g_b, g_c, g_l,
     BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    wide = out.dtype.element_ty
     t = tl.program_id(0) * BL + tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
     inside = (t < L)[:, None] & (c < C)[None, :]
     now = tl.load(S + b * s_b + offsets(t, c, s_l, s_c), inside, 0.0)
-    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0))
-    x = widen(tl.load(u + b * u_b + offsets(t, c, u_l, u_c), inside, 0.0))
+    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0)).to(wide)
+    x = widen(tl.load(u + b * u_b + offsets(t, c, u_l, u_c), inside, 0.0)).to(wide)
     row = out + ((b * tl.num_programs(0) + tl.program_id(0)) * (N + 2)) * C
     for i in range(N):
         w = tl.load(widths + i)
         before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
-        tl.store(row + i * C + c, tl.sum(pull * (now - before), 0), c < C)
+        tl.store(row + i * C + c, tl.sum(pull * (now - before).to(wide), 0), c < C)
     tl.store(row + N * C + c, tl.sum(pull, 0), c < C)
     tl.store(row + (N + 1) * C + c, tl.sum(pull * x, 0), c < C)
 
@@ -114,6 +116,7 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     t = tl.program_id(0) * BL + tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
+    wide = heights.dtype.element_ty
     end = L
     if MASKED:
         end = tl.load(lengths + b)
@@ -121,23 +124,23 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     inside = (t < L)[:, None] & real
     base = S + b * s_b
     now = tl.load(base + offsets(t, c, s_l, s_c), inside, 0.0)
-    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0))
+    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0)).to(wide)
     total = tl.zeros([BL, BC], tl.float64)
-    for i in range(N):
+    for i in range(N):  # both e of one position are rounded alike, so that the running sum of these cancels them
         w = tl.load(widths + i)
         h = widen(tl.load(heights + i * C + c, c < C, 0.0))
-        hs = h * widen(tl.load(s + i * C + c, c < C, 0.0))
-        ha = h * widen(tl.load(a + i * C + c, c < C, 0.0))
-        hhq = h * h * widen(tl.load(q + i * C + c, c < C, 0.0))
+        hs = (h * widen(tl.load(s + i * C + c, c < C, 0.0))).to(wide)
+        ha = (h * widen(tl.load(a + i * C + c, c < C, 0.0))).to(wide)
+        hhq = (h * h * widen(tl.load(q + i * C + c, c < C, 0.0))).to(wide)
         here = inside & (t < end)[:, None]
         before = tl.load(base + offsets(t - w, c, s_l, s_c), here & (t >= w)[:, None], 0.0)
-        e = hs[None, :] * pull - ha[None, :] - hhq[None, :] * (now - before)
-        total += tl.where(here, e, 0.0)
+        e = hs[None, :] * pull - ha[None, :] - hhq[None, :] * (now - before).to(wide)
+        total += tl.where(here, e, 0.0).to(tl.float64)
         there = ((t + w) < end)[:, None] & real
         after = tl.load(base + offsets(t + w, c, s_l, s_c), there, 0.0)
-        later = widen(tl.load(g + b * g_b + offsets(t + w, c, g_l, g_c), there, 0.0))
-        e = hs[None, :] * later - ha[None, :] - hhq[None, :] * (after - now)
-        total -= tl.where(there, e, 0.0)
+        later = widen(tl.load(g + b * g_b + offsets(t + w, c, g_l, g_c), there, 0.0)).to(wide)
+        e = hs[None, :] * later - ha[None, :] - hhq[None, :] * (after - now).to(wide)
+        total -= tl.where(there, e, 0.0).to(tl.float64)
     tl.store(out + b * o_b + offsets(t, c, o_l, o_c), total, inside)
 
 
@@ -162,15 +165,15 @@ def running_sum_back(rise: Tensor, g: Tensor, skip: Tensor | None) -> Tensor:
     return du
 
 
-def window_moments(S: Tensor, widths: Sequence[int], lengths: Tensor | None) -> Tensor:
+def window_moments(S: Tensor, widths: Sequence[int], lengths: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Sums of m_b and of m_b^2 over batch and valid positions, (2, nb, C), float64."""
     grid, (_, C, L), N = tiles(S, ROWS, COLUMNS), S.shape, len(widths)
-    parts = S.new_empty(grid[0] * grid[2], 2, N, C)
+    parts = S.new_empty(grid[0] * grid[2], 2, N, C, dtype=dtype)
     _moments_kernel[grid](
         S, on_device(widths, S), S if lengths is None else lengths, parts, C, L, N, *S.stride(),
         MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
     )  # fmt: skip
-    return parts.sum(0)
+    return parts.sum(0, dtype=torch.float64)
 
 
 def window_sum(
@@ -186,14 +189,16 @@ def window_sum(
     return y
 
 
-def window_products(S: Tensor, u: Tensor, g: Tensor, widths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def window_products(
+    S: Tensor, u: Tensor, g: Tensor, widths: Sequence[int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over batch and time of g m_b (nb, C), of g (C,) and of g u (C,)."""
     grid, (_, C, L), N = tiles(S, ROWS, COLUMNS), S.shape, len(widths)
-    parts = S.new_empty(grid[0] * grid[2], N + 2, C)
+    parts = S.new_empty(grid[0] * grid[2], N + 2, C, dtype=dtype)
     _products_kernel[grid](
         S, u, g, on_device(widths, S), parts, C, L, N, *S.stride(), *u.stride(), *g.stride(), BL=ROWS, BC=COLUMNS
     )
-    total = parts.sum(0)
+    total = parts.sum(0, dtype=torch.float64)
     return total[:N], total[N], total[N + 1]
 
 

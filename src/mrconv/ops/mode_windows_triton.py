@@ -1,0 +1,491 @@
+"""The Triton kernels behind `windows.py` for kernels of a few modes. A program does a tile of ROWS positions.
+
+A branch's kernel is a sum of waves e^{i w tau} over lags 0 .. W - 1. In the tile that starts at t0, with j = t - t0,
+
+    Z[t]  =  sum_{s = t-W+1 .. t} x[s] e^{i w (t-s)}
+          =  e^{i w j} (carry + sum_{i <= j} (x[t0+i] - f x[t0+i-W]) e^{-i w i})
+
+where f = e^{i w W}, and carry = e^{i w} Z[t0 - 1] has been put together from sums of x[s] e^{-i w i} over whole tiles.
+The real and imaginary parts of Z are the basis functions (1 for w = 0, else 2) that a branch's coefficients weight.
+All phases count from a tile's start, and what enters a carry leaves it again bit by bit, so that nothing drifts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+from .triton_tools import tiles
+
+ROWS, COLUMNS, WARPS = 32, 32, 1  # of a tile: positions, channels; a channel a thread makes running sums cheapest
+STEPS = 8  # tiles whose carries are found at a time
+SLICE_BYTES = 64 * 2**20  # of all branches' gradients that are in memory at a time, about
+
+
+@triton.jit
+def _at(x, t, j, c, x_l, x_c):  # type: ignore[no-untyped-def]
+    """Return pointers to positions t + j and channels c: 64 bits up to a tile's first row, 32 within."""
+    first = x + tl.full([], t, tl.int64) * x_l + c.to(tl.int64) * x_c
+    return first[None, :] + (j * x_l)[:, None]
+
+
+@triton.jit
+def _load(x, t, j, c, x_l, x_c, C, L, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return x at positions t + j and channels c, zero outside of it."""
+    inside = (t + j).to(tl.uint32) < L.to(tl.uint32)
+    return tl.load(_at(x, t, j, c, x_l, x_c), inside[:, None] & (c < C)[None, :], 0.0).to(WIDE)
+
+
+@triton.jit
+def _sum_from(start, x, i):  # type: ignore[no-untyped-def]
+    """Return the running sum over rows, beginning with `start` before row 0; i counts the rows."""
+    return tl.cumsum(tl.where((i == 0)[:, None], x + start[None, :], x), 0)
+
+
+@triton.jit
+def _wave(d, before, carry, rows, edges, i, c, C, m: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the real and imaginary part of Z for mode m > 0; d is x less what left the window, `before`."""
+    cos = tl.load(rows + 2 * m * BL + i)[:, None]
+    sin = tl.load(rows + (2 * m + 1) * BL + i)[:, None]
+    even = tl.load(carry + (2 * m - 1) * C + c, c < C, 0.0)
+    odd = tl.load(carry + 2 * m * C + c, c < C, 0.0)
+    if CUT:
+        d += before * tl.load(edges + 2 * m)
+        turned = before * tl.load(edges + 2 * m + 1)
+        even = _sum_from(even, d * cos - turned * sin, i)
+        odd = _sum_from(-odd, d * sin + turned * cos, i)
+    else:
+        even = _sum_from(even, d * cos, i)
+        odd = _sum_from(-odd, d * sin, i)
+    return even * cos + odd * sin, even * sin - odd * cos
+
+
+@triton.jit
+def _branch(  # type: ignore[no-untyped-def]
+    d, before, factors, carry, rows, edges, i, c, C, M: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr
+):
+    """Return a branch's output in this tile."""
+    y = _sum_from(tl.load(carry + c, c < C, 0.0), d, i) * tl.load(factors + c, c < C, 0.0)[None, :]
+    for m in tl.static_range(1, M):
+        even, odd = _wave(d, before, carry, rows, edges, i, c, C, m, CUT, BL)
+        y += even * tl.load(factors + (2 * m - 1) * C + c, c < C, 0.0)[None, :]
+        y += odd * tl.load(factors + 2 * m * C + c, c < C, 0.0)[None, :]
+    return y
+
+
+@triton.jit
+def _store_sums(x, rows, out, j, c, C, M: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the sums over rows of x times the table's e^{-i w j}."""
+    tl.store(out + c, tl.sum(x * tl.load(rows + j)[:, None], 0), c < C)
+    for m in tl.static_range(1, M):
+        even = tl.sum(x * tl.load(rows + 2 * m * BL + j)[:, None], 0)
+        odd = tl.sum(x * tl.load(rows + (2 * m + 1) * BL + j)[:, None], 0)
+        tl.store(out + (2 * m - 1) * C + c, even, c < C)
+        tl.store(out + 2 * m * C + c, -odd, c < C)
+
+
+@triton.jit(do_not_specialize=["x", "L", "x_b", "part"])
+def _sums_kernel(  # type: ignore[no-untyped-def]
+    x, shapes, rows, out, C, L, N, x_b, x_c, x_l, part,
+    M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    j = tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    v = _load(x + b * x_b, tl.program_id(0) * BL, j, c, x_l, x_c, C, L, WIDE)
+    here = out + (b * tl.num_programs(0) + tl.program_id(0)) * N * (2 * M - 1) * C
+    for i in range(N):
+        _store_sums(v, rows + (6 * i + 2) * M * BL, here, j, c, C, M, BL)
+        if tl.load(shapes + 3 * i + 2) != 0:
+            _store_sums(v, rows + (6 * i + 4) * M * BL, here + part, j, c, C, M, BL)
+        here += (2 * M - 1) * C
+
+
+@triton.jit
+def _pair(sums, k, c, C, T, m, row):  # type: ignore[no-untyped-def]
+    """Return mode m's sums of tiles k as a complex pair, zero outside of 0 .. T - 1."""
+    inside = ((k >= 0) & (k < T))[:, None]
+    at = sums + k.to(tl.int64)[:, None] * row + c[None, :]
+    even = tl.load(at + tl.maximum(2 * m - 1, 0) * C, inside & (c < C)[None, :], 0.0).to(tl.float64)
+    odd = tl.load(at + 2 * m * C, inside & (c < C * tl.minimum(m, 1))[None, :], 0.0).to(tl.float64)
+    return even, odd
+
+
+@triton.jit
+def _turn(x, y, cos, sin):  # type: ignore[no-untyped-def]
+    """Multiply x + iy by cos + i sin."""
+    return x * cos - y * sin, x * sin + y * cos
+
+
+@triton.jit(do_not_specialize=["sums", "carries", "C", "T", "N", "part"])
+def _carries_kernel(  # type: ignore[no-untyped-def]
+    sums, carries, shapes, steps, C, T, N, part, M: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr
+):
+    i = tl.program_id(0) // M
+    m = tl.program_id(0) % M
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    row = (N * (2 * M - 1) * C).to(tl.int64)
+    first = tl.program_id(2).to(tl.int64) * T * row + i * (2 * M - 1) * C
+    reach = tl.load(shapes + 3 * i + 1)
+    parted = T * tl.load(shapes + 3 * i + 2)  # tiles that have sums of their early rows
+    turns = steps + tl.program_id(0) * 2 * (BK + 2)  # by 0 .. BK tiles, and by the window's whole tiles
+    j = tl.arange(0, BK)
+    cos = tl.load(turns + j)[:, None]
+    sin = tl.load(turns + BK + 2 + j)[:, None]
+    one_cos = tl.load(turns + 1)
+    one_sin = tl.load(turns + BK + 3)
+    all_cos = tl.load(turns + BK)
+    all_sin = tl.load(turns + 2 * BK + 2)
+    reach_cos = tl.load(turns + BK + 1)
+    reach_sin = tl.load(turns + 2 * BK + 3)
+    out_even = carries + first + tl.maximum(2 * m - 1, 0) * C
+    out_odd = carries + first + 2 * m * C
+    tl.store(out_even + c, tl.zeros([BC], carries.dtype.element_ty), c < C)
+    tl.store(out_odd + c, tl.zeros([BC], carries.dtype.element_ty), c < C * tl.minimum(m, 1))
+    held_even = tl.zeros([BC], tl.float64)
+    held_odd = tl.zeros([BC], tl.float64)
+    for start in range(0, T, BK):
+        k = start + j
+        even, odd = _pair(sums + first, k, c, C, T, m, row)
+        more_even, more_odd = _pair(sums + part + first, k, c, C, parted, m, row)
+        late_even, late_odd = _pair(sums + first, k - reach, c, C, T, m, row)
+        early_even, early_odd = _pair(sums + part + first, k - reach, c, C, parted, m, row)
+        late_even, late_odd = _turn(late_even, late_odd, reach_cos, reach_sin)
+        early_even, early_odd = _turn(early_even, early_odd, reach_cos, reach_sin)
+        even += more_even - late_even - early_even
+        odd += more_odd - late_odd - early_odd
+        even, odd = _turn(even, odd, cos, -sin)
+        whole_even, whole_odd = _turn(
+            tl.cumsum(even, 0) + held_even[None, :], tl.cumsum(odd, 0) + held_odd[None, :], cos, sin
+        )
+        held_even, held_odd = _turn(held_even + tl.sum(even, 0), held_odd + tl.sum(odd, 0), all_cos, all_sin)
+        even, odd = _turn(whole_even + late_even, whole_odd + late_odd, one_cos, one_sin)
+        at = (k + 1).to(tl.int64)[:, None] * row + c[None, :]
+        inside = (k + 1 < T)[:, None]
+        tl.store(out_even + at, even.to(carries.dtype.element_ty), inside & (c < C)[None, :])
+        tl.store(out_odd + at, odd.to(carries.dtype.element_ty), inside & (c < C * tl.minimum(m, 1))[None, :])
+
+
+@triton.jit(do_not_specialize=["u", "L", "u_b"])
+def _moments_kernel(  # type: ignore[no-untyped-def]
+    u, shapes, rows, edges, factors, carries, lengths, out, C, L, N, u_b, u_c, u_l,
+    MASKED: tl.constexpr, CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    j = tl.arange(0, BL)
+    t = tl.program_id(0) * BL
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    end = L
+    if MASKED:
+        end = tl.load(lengths + b).to(tl.int32)
+    valid = (t + j < end)[:, None]
+    u += b * u_b
+    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
+    tile = b * tl.num_programs(0) + tl.program_id(0)
+    here = carries + tile * N * (2 * M - 1) * C
+    out += tile * 2 * N * C
+    for i in range(N):
+        before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
+        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
+        v = tl.where(valid, v, 0.0)
+        tl.store(out + i * C + c, tl.sum(v, 0), c < C)
+        tl.store(out + (N + i) * C + c, tl.sum(v * v, 0), c < C)
+        factors += (2 * M - 1) * C
+        here += (2 * M - 1) * C
+        rows += 6 * M * BL
+        edges += 2 * M
+
+
+@triton.jit(do_not_specialize=["x", "other", "y", "L", "x_n", "x_b", "o_b", "y_b"])
+def _output_kernel(  # type: ignore[no-untyped-def]
+    x, other, shapes, rows, edges, factors, carries, skip, bias, y, C, L, N,
+    x_n, x_b, x_c, x_l, o_b, o_c, o_l, y_b, y_c, y_l,
+    SKIP: tl.constexpr, REVERSE: tl.constexpr, CUT: tl.constexpr,
+    M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Sum the branches of one x or, from the end, of one x each; plus skip times another tensor, plus a bias."""
+    i = tl.arange(0, BL)
+    j = i
+    t = tl.program_id(0) * BL
+    if REVERSE:
+        j = -i
+        t = tl.num_programs(0) * BL - 1 - t
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    x += b * x_b
+    if REVERSE:
+        total = tl.zeros([BL, BC], WIDE)
+    else:
+        v = _load(x, t, j, c, x_l, x_c, C, L, WIDE)
+        total = tl.zeros([BL, BC], WIDE) + tl.load(bias + c, c < C, 0.0)[None, :]
+    here = carries + (b * tl.num_programs(0) + tl.program_id(0)) * N * (2 * M - 1) * C
+    for n in range(N):
+        w = tl.load(shapes + 3 * n)
+        if REVERSE:
+            v = _load(x, t, j, c, x_l, x_c, C, L, WIDE)
+            before = _load(x, t + w, j, c, x_l, x_c, C, L, WIDE)
+            x += x_n
+        else:
+            before = _load(x, t - w, j, c, x_l, x_c, C, L, WIDE)
+        total += _branch(v - before, before, factors, here, rows, edges, i, c, C, M, CUT, BL)
+        factors += (2 * M - 1) * C
+        here += (2 * M - 1) * C
+        rows += 6 * M * BL
+        edges += 2 * M
+    if SKIP:
+        d = tl.load(skip + c, c < C, 0.0).to(WIDE)
+        total += d[None, :] * _load(other + b * o_b, t, j, c, o_l, o_c, C, L, WIDE)
+    inside = (t + j < L)[:, None] & (c < C)[None, :]
+    tl.store(_at(y + b * y_b, t, j, c, y_l, y_c), total.to(y.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["u", "g", "L", "u_b", "g_b"])
+def _products_kernel(  # type: ignore[no-untyped-def]
+    u, g, shapes, rows, edges, factors, carries, out, C, L, N, u_b, u_c, u_l, g_b, g_c, g_l,
+    CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    j = tl.arange(0, BL)
+    t = tl.program_id(0) * BL
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    u += b * u_b
+    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
+    pull = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
+    tile = b * tl.num_programs(0) + tl.program_id(0)
+    here = carries + tile * N * (2 * M - 1) * C
+    out += tile * (N + 2) * C
+    tl.store(out + N * C + c, tl.sum(pull, 0), c < C)
+    tl.store(out + (N + 1) * C + c, tl.sum(pull * x, 0), c < C)
+    for i in range(N):
+        before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
+        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
+        tl.store(out + i * C + c, tl.sum(pull * v, 0), c < C)
+        factors += (2 * M - 1) * C
+        here += (2 * M - 1) * C
+        rows += 6 * M * BL
+        edges += 2 * M
+
+
+@triton.jit(do_not_specialize=["u", "g", "dc", "L", "u_b", "g_b", "d_n", "d_b", "part"])
+def _pull_kernel(  # type: ignore[no-untyped-def]
+    u, g, shapes, rows, edges, factors, carries, numbers, lengths, dc, dfactors, sums, C, L, N,
+    u_b, u_c, u_l, g_b, g_c, g_l, d_n, d_b, d_c, d_l, part,
+    MASKED: tl.constexpr, CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Store every branch's dc, its sums with the basis functions, and its tile's sums in reversed time."""
+    j = tl.arange(0, BL)
+    t = tl.program_id(0) * BL
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    end = L
+    if MASKED:
+        end = tl.load(lengths + b).to(tl.int32)
+    real = (c < C)[None, :]
+    valid = (t + j < end)[:, None] & real
+    u += b * u_b
+    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
+    pull = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
+    size = N * (2 * M - 1) * C
+    tile = b * tl.num_programs(0) + tl.program_id(0)
+    here = carries + tile * size
+    dfactors += tile * size
+    sums += (b * tl.num_programs(0) + tl.num_programs(0) - 1 - tl.program_id(0)) * size
+    at = _at(dc + b * d_b, t, j, c, d_l, d_c)
+    for i in range(N):
+        before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
+        d = x - before
+        v = _branch(d, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
+        s = tl.load(numbers + c, c < C, 0.0)
+        q = tl.load(numbers + N * C + c, c < C, 0.0)
+        a = tl.load(numbers + 2 * N * C + c, c < C, 0.0)
+        v = tl.where(valid, s[None, :] * pull - a[None, :] - q[None, :] * v, 0.0)
+        tl.store(at, v, (t + j < L)[:, None] & real)
+        _store_sums(v, rows + 2 * M * BL, sums, BL - 1 - j, c, C, M, BL)
+        if tl.load(shapes + 3 * i + 2) != 0:
+            _store_sums(v, rows + 4 * M * BL, sums + part, BL - 1 - j, c, C, M, BL)
+        constant = _sum_from(tl.load(here + c, c < C, 0.0), d, j)
+        tl.store(dfactors + c, tl.sum(v * constant, 0), c < C)
+        for m in tl.static_range(1, M):
+            even, odd = _wave(d, before, here, rows, edges, j, c, C, m, CUT, BL)
+            tl.store(dfactors + (2 * m - 1) * C + c, tl.sum(v * even, 0), c < C)
+            tl.store(dfactors + 2 * m * C + c, tl.sum(v * odd, 0), c < C)
+        at += d_n
+        factors += (2 * M - 1) * C
+        here += (2 * M - 1) * C
+        dfactors += (2 * M - 1) * C
+        sums += (2 * M - 1) * C
+        numbers += C
+        rows += 6 * M * BL
+        edges += 2 * M
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the kernels know of the branches beforehand, on a device, computed from angles in float64."""
+
+    shapes: Tensor  # (nb, 3): a window's width, the whole tiles in it, whether sums of part of a tile are needed
+    rows: Tensor  # (nb, 3, modes, 2, ROWS): cos and sin of w j; only for those rows of a window's first tile that are
+    # in it, else 0; only for the others
+    edges: Tensor  # (nb, modes, 2): 1 - cos and sin of w W
+    steps: Tensor  # (nb, modes, 2, STEPS + 2): cos and sin of w ROWS times 0 .. STEPS and times the whole tiles
+    uneven: tuple[int, ...]  # widths that are not a multiple of their period
+
+
+@functools.lru_cache(maxsize=64)
+def tables(
+    widths: tuple[int, ...], periods: tuple[int, ...], modes: int, dtype: torch.dtype, device: torch.device
+) -> Tables:
+    """Return the tables of these branches, the same ones every time."""
+    with torch.inference_mode(False):
+        W, period = torch.tensor(widths), torch.tensor(periods)[:, None, None]
+        reach = (W + ROWS - 1) // ROWS - 1
+        missing = (reach + 1) * ROWS - W
+        m = torch.arange(modes)[None, :, None]
+
+        def waves(times: Tensor) -> Tensor:
+            """Return cos and sin of w times (nb or 1, n), exact in phase: (nb, modes, 2, n)."""
+            angle = ((m * times[:, None]) % period).double() * (2 * math.pi) / period
+            return torch.stack([angle.cos(), angle.sin()], 2)
+
+        j = torch.arange(ROWS)
+        rows = waves(j[None])
+        late = rows * (j >= missing[:, None])[:, None, None]
+        edges = waves(W[:, None])[..., 0]
+        edges[..., 0] = 1 - edges[..., 0]
+        steps = waves(ROWS * torch.cat([torch.arange(STEPS + 1).expand(len(widths), -1), reach[:, None]], 1))
+        shapes = torch.stack([W, reach, (missing > 0) & (reach > 0)], 1)
+        return Tables(
+            shapes.to(device, torch.int32),
+            torch.stack([rows, late, rows - late], 1).to(device, dtype),
+            edges.to(device, dtype),
+            steps.to(device),
+            tuple(w for w, n in zip(widths, periods, strict=True) if w % n),
+        )
+
+
+class ModeWindows:
+    """Branches of windows and modes over inputs like u (B, C, L), computed in a dtype."""
+
+    def __init__(
+        self, u: Tensor, widths: Sequence[int], periods: Sequence[int], modes: int, dtype: torch.dtype
+    ) -> None:
+        self.tables = tables(tuple(widths), tuple(periods), modes, dtype, u.device)
+        self.nb, self.modes, self.rank, self.dtype = len(widths), modes, 2 * modes - 1, dtype
+        self.waves = (self.tables.shapes, self.tables.rows, self.tables.edges)
+        self.wide = {"M": modes, "WIDE": tl.float64 if dtype == torch.float64 else tl.float32}
+        self.cut = {"CUT": any(w < u.shape[2] for w in self.tables.uneven)}
+        self.tile = {"BL": ROWS, "BC": COLUMNS, "num_warps": WARPS}
+
+    def _numbers(self, *shape: int, like: Tensor) -> Tensor:
+        return like.new_empty(shape, dtype=self.dtype)
+
+    def carries(self, u: Tensor) -> Tensor:
+        """Return e^{i w} Z[t0 - 1] of every tile, (B, tiles, nb, rank, C)."""
+        grid, (B, C, L) = tiles(u, ROWS, COLUMNS), u.shape
+        sums = self._numbers(2, B, grid[0], self.nb, self.rank, C, like=u)
+        _sums_kernel[grid](
+            u, self.tables.shapes, self.tables.rows, sums, C, L, self.nb, *u.stride(), sums.stride(0),
+            **self.wide, **self.tile,
+        )  # fmt: skip
+        return self.carries_from(sums)
+
+    def carries_from(self, sums: Tensor) -> Tensor:
+        """Return the carries, given every tile's sums (2, B, tiles, nb, rank, C)."""
+        _, B, T, nb, _, C = sums.shape
+        carries = torch.empty_like(sums[0])
+        _carries_kernel[(nb * self.modes, triton.cdiv(C, COLUMNS), B)](
+            sums, carries, self.tables.shapes, self.tables.steps, C, T, nb, sums.stride(0),
+            M=self.modes, BK=STEPS, BC=COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+        return carries
+
+    def moments(self, u: Tensor, carries: Tensor, factors: Tensor, lengths: Tensor | None) -> Tensor:
+        """Sums of c_b and of c_b^2 over batch and valid positions, (2, nb, C), for factors (nb, rank, C)."""
+        grid, (_, C, L) = tiles(u, ROWS, COLUMNS), u.shape
+        parts = self._numbers(grid[0] * grid[2], 2, self.nb, C, like=u)
+        _moments_kernel[grid](
+            u, *self.waves, factors, carries, u if lengths is None else lengths, parts, C, L, self.nb, *u.stride(),
+            MASKED=lengths is not None, **self.cut, **self.wide, **self.tile,
+        )  # fmt: skip
+        return parts.sum(0, dtype=torch.float64)
+
+    def output(self, u: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor) -> Tensor:
+        """y = sum over branches and basis functions, weighted by factors (nb, rank, C), + skip u + bias."""
+        y = torch.empty_like(u)
+        self._output(u, 0, u, carries, factors, skip, bias, y, REVERSE=False)
+        return y
+
+    def _output(
+        self, x: Tensor, x_n: int, other: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor,
+        y: Tensor, REVERSE: bool,
+    ) -> None:  # fmt: skip
+        _output_kernel[tiles(y, ROWS, COLUMNS)](
+            x, other, *self.waves, factors, carries, bias if skip is None else skip, bias, y, *y.shape[1:], self.nb,
+            x_n, *x.stride()[-3:], *other.stride(), *y.stride(), SKIP=skip is not None, REVERSE=REVERSE,
+            **self.cut, **self.wide, **self.tile,
+        )  # fmt: skip
+
+    def products(self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums over batch and time of g c_b (nb, C), of g (C,) and of g u (C,)."""
+        grid, (_, C, L) = tiles(u, ROWS, COLUMNS), u.shape
+        parts = self._numbers(grid[0] * grid[2], self.nb + 2, C, like=u)
+        _products_kernel[grid](
+            u, g, *self.waves, factors, carries, parts, C, L, self.nb, *u.stride(), *g.stride(),
+            **self.cut, **self.wide, **self.tile,
+        )  # fmt: skip
+        total = parts.sum(0, dtype=torch.float64).to(self.dtype)
+        return total[: self.nb], total[self.nb], total[self.nb + 1]
+
+    def pull(
+        self,
+        u: Tensor,
+        g: Tensor,
+        carries: Tensor,
+        factors: Tensor,
+        numbers: Tensor,
+        skip: Tensor | None,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return du and the factors' gradient for dc_b = s_b g - a_b - q_b c_b; numbers (3, nb, C) are s, q and a.
+
+        A few sequences at a time, since every branch's dc is in memory meanwhile.
+        """
+        B, C, L = u.shape
+        du = torch.empty_like(u)
+        dfactors = torch.zeros_like(factors, dtype=torch.float64)
+        count = max(1, min(B, SLICE_BYTES // (self.nb * C * L * factors.element_size())))
+        for start in range(0, B, count):
+            rows = slice(start, start + count)
+            dc, dfactors_here, sums = self._pull(
+                u[rows], g[rows], carries[rows], factors, numbers, None if lengths is None else lengths[rows]
+            )
+            dfactors += dfactors_here
+            back = self.carries_from(sums)
+            self._output(dc, dc.stride(0), g[rows], back, factors, skip, numbers, du[rows], REVERSE=True)
+        return du, dfactors
+
+    def _pull(
+        self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor, numbers: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dc (nb, B, C, L), the factors' gradient and the sums of dc's tiles in reversed time."""
+        grid, (B, C, L) = tiles(u, ROWS, COLUMNS), u.shape
+        if u.stride(1) == 1:
+            dc = self._numbers(self.nb, B, L, C, like=u).transpose(2, 3)
+        else:
+            dc = self._numbers(self.nb, B, C, L, like=u)
+        parts = self._numbers(grid[0] * B, *factors.shape, like=u)
+        sums = self._numbers(2, B, grid[0], *factors.shape, like=u)
+        _pull_kernel[grid](
+            u, g, *self.waves, factors, carries, numbers, u if lengths is None else lengths, dc, parts, sums, C, L,
+            self.nb, *u.stride(), *g.stride(), *dc.stride(), sums.stride(0), MASKED=lengths is not None,
+            **self.cut, **self.wide, **self.tile,
+        )  # fmt: skip
+        return dc, parts.sum(0, dtype=torch.float64), sums
