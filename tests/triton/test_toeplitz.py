@@ -67,13 +67,13 @@ def test_values(B, C, L, K, lead, order, dtype):
 @pytest.mark.parametrize(("tile", "copies"), [((64, 64, 32, 4, 2), 4), ((64, 256, 64, 8, 2), 8)])
 @pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[3::2])
 def test_values_with_other_tiles(monkeypatch, tile, copies, B, C, L, K, lead):
-    monkeypatch.setattr(toeplitz_triton, "SHORT_TILE", toeplitz_triton.Tile(*tile))
+    monkeypatch.setattr(toeplitz_triton, "TILE", toeplitz_triton.Tile(*tile))
     monkeypatch.setattr(toeplitz_triton, "COPIES", copies)
     assert_close(channels_last(torch.randn(B, C, L).half()), torch.randn(C, K), lead)
 
 
 def test_values_of_a_long_sequence():
-    L = toeplitz_triton.LONG_FROM + 5
+    L = 2053
     assert_close(channels_last(torch.randn(2, 1, L).half()), torch.randn(1, 2 * L - 1), L - 1)
 
 

@@ -124,7 +124,12 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, masked):
         assert (gpu_grads[name].double().cpu() - g).norm() < 4 * tolerance * largest, name
     if kernel != "fourier":
         z = layer.eval()(u.to(DEVICE, dtype))
-        assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
+        assert relative(z.double().cpu(), exact.eval()(u)) < merged_tolerance(dtype)
+
+
+def merged_tolerance(dtype):
+    """Of one convolution: in half precision by products that Triton's interpreter truncates instead of rounding."""
+    return 2e-6 if dtype == torch.float32 else 5e-3 if DEVICE == "cuda" else 1e-2
 
 
 def test_ops_are_registered_correctly():

@@ -83,7 +83,7 @@ class _Plan:
 
     def slices(self, u: Tensor) -> Iterator[slice]:
         """Yield some sequences at a time."""
-        return self.by.slices(*u.shape[:2], self.n)
+        return self.by.slices(u.shape[0], u.shape[1], self.n)
 
 
 @torch.library.custom_op("mrconv::fft_conv", mutates_args=())

@@ -14,7 +14,7 @@ import triton
 from .constants import numbers_on
 from .triton_tools import on_device
 
-TAPS, CHANNELS, MODES = 64, 16, 4  # of a program
+TAPS, CHANNELS, MODES = 64, 32, 4  # of a program
 
 
 @triton.jit
@@ -22,10 +22,10 @@ def _wave(t, m, n, M, scale, WIDE: tl.constexpr):  # type: ignore[no-untyped-def
     """Cosine and minus sine of mode m at taps t of n, weighted as the inverse real FFT does; zero if there is none."""
     turns = (m * t) % n
     turns = tl.where(2 * turns > n, turns - n, turns)
-    angle = turns.to(tl.float64) / n.to(tl.float64) * 6.283185307179586
+    angle = (turns.to(tl.float64) / n.to(tl.float64) * 6.283185307179586).to(WIDE)
     single = (m == 0) | (2 * m == n)
     weight = tl.where((m < M) & (2 * m <= n), tl.where(single, 1.0, 2.0), 0.0) * (scale / n.to(tl.float64))
-    return (weight * tl.cos(angle)).to(WIDE), (tl.where(single, 0.0, -weight) * tl.sin(angle)).to(WIDE)
+    return weight.to(WIDE) * tl.cos(angle), tl.where(single, 0.0, -weight).to(WIDE) * tl.sin(angle)
 
 
 @triton.jit

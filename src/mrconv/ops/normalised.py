@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import use_triton
-from .fft import compute_dtype, per_tap, refuse_forward_mode, twins, wanted
+from .fft import compute_dtype, refuse_forward_mode, twins, wanted
 from .spectra import Extra, Reals, Timeline, engine
 from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
 
@@ -55,73 +56,62 @@ def spectral_branch_sum(
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _places(sizes: tuple[int, ...], delay: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where kernels of these sizes, side by side, are among rows of `length`, delayed: columns of either in the other.
-
-    The first (rows, length) are columns of those side by side, the second of the rows put end to end; one past the last
-    where there is none.
-    """
-    with torch.inference_mode(False):
-        size = torch.tensor(sizes, device=device)
-        first = size.cumsum(0) - size
-        tap = torch.arange(length, device=device) - delay
-        of_rows = torch.where((tap >= 0) & (tap < size[:, None]), first[:, None] + tap, sum(sizes))
-        row = torch.repeat_interleave(torch.arange(len(sizes), device=device), size, output_size=sum(sizes))
-        tap = torch.arange(sum(sizes), device=device) - first[row] + delay
-        return of_rows, torch.where(tap < length, row * length + tap, len(sizes) * length)
-
-
+@dataclass
 class _Group:
-    """Some branches of one direction in one tensor (g, C, l), delayed, cut to what can meet the input, zero-padded."""
+    """Some branches of one direction: their places in it, their kernels (g, C, l), and the length of their FFTs."""
 
-    def __init__(
-        self, by: Reals, packed: Tensor, sizes: Sequence[int], first: int, count: int, delay: int, L: int
-    ) -> None:
-        self.branches = slice(first, first + count)
-        own = tuple(sizes[self.branches])
-        start = sum(sizes[:first])
-        self.columns = slice(start, start + sum(own))
-        self.length = min(delay + max(own), L)
-        self.fft = by.fast_length(2 * self.length - 1 - delay)
-        of_rows, self._of_packed = _places(own, delay, self.length, packed.device)
-        kernels = F.pad(packed[:, self.columns], (0, 1)).index_select(1, of_rows.flatten())
-        self.kernels = kernels.view(-1, count, self.length).transpose(0, 1).contiguous()
+    members: slice
+    kernels: Tensor
+    fft: int
 
-    def pack(self, rows: Tensor) -> Tensor:
-        """Return rows (g, C, l) side by side, as the kernels came."""
-        flat = F.pad(rows.transpose(0, 1).flatten(1), (0, 1))
-        return flat.index_select(1, self._of_packed)
+    @property
+    def length(self) -> int:
+        return self.kernels.shape[-1]
 
 
 class _Direction:
-    """The input in one direction's own time, right-aligned, and that direction's kernels in groups.
+    """The input in one direction's own time, right-aligned, and that direction's kernels, delayed by one if reversed.
 
-    `powers` have their energy from the input's power, less the `tails`; the longest kernels, whose tails would be as
-    much work, are `direct`: their outputs are made.
+    They are cut to what can meet the input, and in groups: `powers` have their energy from the input's power, less the
+    `tails`; the longest, whose tails would be as much work, are `direct`: their outputs are made.
     """
 
-    def __init__(
-        self, by: Reals, line: Timeline, packed: Tensor, sizes: Sequence[int], first: int, count: int, n: int
-    ) -> None:
-        self.by, self.line, self.delay, self.n = by, line, int(line.reverse), n
-        B, _, L = line.x.shape
-        self.branches = slice(first, first + count)
+    def __init__(self, by: Reals, line: Timeline, kernels: Sequence[Tensor], branches: slice, n: int) -> None:
+        self.by, self.line, self.branches, self.n, self.delay = by, line, branches, n, int(line.reverse)
+        B, C, L = line.x.shape
         self.running = running_total(by.total(line)).flip(1).to(by.dtype)  # S[L-1], S[L-2], ..., (C, L)
-        self.every, pending = [], 0
-        for b in range(first, first + count):
-            pending += 1
-            if b + 1 == first + count or (pending + 1) * sizes[b + 1] > L // 4:
-                self.every.append(_Group(by, packed, sizes, b + 1 - pending, pending, self.delay, L))
-                pending = 0
-        short = len(self.every)
-        while short and self.every[short - 1].fft == n and line.ends is None:
+        self.sizes = [k.shape[1] for k in kernels]
+        lengths = [min(self.delay + size, L) for size in self.sizes]
+        self.kernels = kernels[0].new_zeros(len(kernels), C, max(lengths))
+        for row, k, length in zip(self.kernels, kernels, lengths, strict=True):
+            row[:, self.delay : length] = k[:, : length - self.delay]
+        groups, first = [], 0
+        for i in range(len(kernels)):
+            if i + 1 == len(kernels) or (i + 2 - first) * self.sizes[i + 1] > L // 4:
+                groups.append(self._group(first, i + 1, max(lengths[first : i + 1])))
+                first = i + 1
+        short = len(groups)
+        while short and groups[short - 1].fft == n and line.ends is None:
             short -= 1
-        self.tails, self.direct = self.every[:short], self.every[short:]
+        self.tails, self.direct = groups[:short], groups[short:]
         self.powers = self.tails
-        if self.tails and by.powers_together(count, B):
-            self.powers = [_Group(by, packed, sizes, first, self.tails[-1].branches.stop - first, self.delay, L)]
-            self.powers[0].fft = n
+        if short and by.powers_together(len(kernels), B):
+            stop = self.tails[-1].members.stop
+            self.powers = [self._group(0, stop, max(lengths[:stop]), n)]
+
+    def _group(self, start: int, stop: int, length: int, fft: int | None = None) -> _Group:
+        fft = fft or self.by.fast_length(2 * length - 1 - self.delay)
+        return _Group(slice(start, stop), self.kernels[start:stop, :, :length], fft)
+
+    @property
+    def parts(self) -> list[_Group]:
+        """Every branch in one group."""
+        return [*self.powers, *self.direct]
+
+    def side_by_side(self, rows: Tensor) -> Tensor:
+        """Return rows like the kernels' as the kernels came."""
+        found = [row[:, self.delay : self.delay + size] for row, size in zip(rows, self.sizes, strict=True)]
+        return torch.cat([_filled(x, size) for x, size in zip(found, self.sizes, strict=True)], 1)
 
     def past_the_end(self, group: _Group, weights: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield some sequences at a time, the spectrum of their last l - 1 inputs, and the outputs past the end.
@@ -146,6 +136,11 @@ class _Direction:
         return torch.conj_physical(spectrum) if self.line.reverse else spectrum
 
 
+def _filled(x: Tensor, size: int) -> Tensor:
+    """Return x (C, <= size) with zeros behind."""
+    return x if x.shape[1] == size else F.pad(x, (0, size - x.shape[1]))
+
+
 def _circular(half: Tensor, n: int) -> Tensor:
     """An even sequence on a circle of n, given at lags 0 .. l - 1."""
     return torch.cat([F.pad(half, (0, n - 2 * half.shape[-1] + 1)), half[..., 1:].flip(-1)], -1)
@@ -168,11 +163,12 @@ class _Plan:
         self.n = self.by.fast_length(2 * self.L)
         self.spectrum = self.by.spectrum(Timeline(u), self.n)
         self.power = self.by.power(self.spectrum)  # (C, n / 2 + 1)
-        packed = packed.to(dtype)
+        kernels = packed.to(dtype).split(list(sizes), 1)
+        both = (False, slice(forwards)), (True, slice(forwards, len(sizes)))
         self.directions = [
-            _Direction(self.by, Timeline(u, reverse, lengths), packed, sizes, first, count, self.n)
-            for reverse, first, count in ((False, 0, forwards), (True, forwards, len(sizes) - forwards))
-            if count
+            _Direction(self.by, Timeline(u, reverse, lengths), kernels[branches], branches, self.n)
+            for reverse, branches in both
+            if kernels[branches]
         ]
 
     @functools.cached_property
@@ -190,23 +186,19 @@ class _Plan:
         """Sum and sum of squares of every branch's output, (2, nb, C)."""
         found = []
         for direction in self.directions:
-            sums, squares = [], []
-            for group in [*direction.powers, *direction.direct]:
-                sums.append((group.kernels * direction.running[:, : group.length]).sum(-1))
+            sums = [(part.kernels * direction.running[:, : part.length]).sum(-1) for part in direction.parts]
+            energy = torch.zeros_like(direction.kernels[..., 0])
             for group in direction.powers:
                 each = _square(self.by.kernels(group.kernels, group.fft)).mul_(self.power_for(group, direction.delay))
-                squares.append((2 * each.sum(-1) - each[..., 0] - each[..., -1]) / group.fft)
-            energy = torch.cat([*squares, *(torch.zeros_like(group.kernels[..., 0]) for group in direction.direct)])
-            first = direction.branches.start
-            for group in direction.every:
-                part = energy[group.branches.start - first : group.branches.stop - first]
-                if group in direction.direct:
-                    for _, y in direction.outputs(group, self.spectrum):
-                        part += self.by.energy(y, 0, self.L)
-                elif group.length > 1:
+                energy[group.members] = (2 * each.sum(-1) - each[..., 0] - each[..., -1]) / group.fft
+            for group in direction.tails:
+                if group.length > 1:
                     K = self.by.kernels(group.kernels, group.fft) / group.fft
                     for _, _, y in direction.past_the_end(group, K):
-                        part -= self.by.energy(y, group.length - 1, 2 * group.length - 2)
+                        energy[group.members] -= self.by.energy(y, group.length - 1, 2 * group.length - 2)
+            for group in direction.direct:
+                for _, y in direction.outputs(group, self.spectrum):
+                    energy[group.members] += self.by.energy(y, 0, self.L)
             found.append(torch.stack([torch.cat(sums), energy]))
         return torch.cat(found, 1)
 
@@ -214,25 +206,22 @@ class _Plan:
         """Spectrum of k_rep over n."""
         k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
         for direction in self.directions:
-            for group in [*direction.powers, *direction.direct]:
-                own = (scale[group.branches, :, None] * group.kernels).sum(0)
+            own = scale[direction.branches, :, None]
+            for part in direction.parts:
+                total = (own[part.members] * part.kernels).sum(0)
                 if direction.delay:
-                    k_rep[:, self.ahead - group.length + 1 : self.ahead] += own[:, 1:].flip(1)
+                    k_rep[:, self.ahead - part.length + 1 : self.ahead] += total[:, 1:].flip(1)
                 else:
-                    k_rep[:, self.ahead : self.ahead + group.length] += own
+                    k_rep[:, self.ahead : self.ahead + part.length] += total
         if skip is not None:
             k_rep[:, self.ahead] += skip
         return self.by.kernels(k_rep / self.n, self.n)
 
-    def own(self, kernel: Tensor) -> Tensor:
-        """Return what of a kernel over lags -ahead .. behind - 1 is each branch's, side by side."""
-        parts = []
-        for direction in self.directions:
-            mine = F.pad(kernel[:, : self.ahead].flip(1), (1, 0)) if direction.delay else kernel[:, self.ahead :]
-            for group in [*direction.powers, *direction.direct]:
-                rows = mine[:, : group.length].expand(len(group.kernels), -1, -1)
-                parts.append(group.pack(rows))
-        return torch.cat(parts, 1)
+    def seen_by(self, direction: _Direction, kernel: Tensor) -> Tensor:
+        """Return what of a kernel over lags -ahead .. behind - 1 is one direction's, in its time."""
+        if direction.delay:
+            return F.pad(kernel[:, : self.ahead].flip(1), (1, 0))
+        return kernel[:, self.ahead :]
 
 
 @torch.library.custom_op("mrconv::branch_sum", mutates_args=())
@@ -280,75 +269,81 @@ def _branch_sum_backward(
     by, line = plan.by, Timeline(grad)
     g = by.spectrum(line, plan.n, at=plan.ahead)
     dk_rep = by.taps(by.cross(plan.spectrum, g), plan.n)[..., : plan.ahead + plan.behind]
-    own = plan.own(dk_rep)
-    inner = torch.stack([x.sum(1) for x in (own * packed).split(sizes, 1)])
-    g_sum = by.total(line).sum(1).to(inner.dtype)
-    dweight, s, q, a = normalised_backward(inner, g_sum, weight, mean, var, count, eps, sync)
+    own = [plan.seen_by(direction, dk_rep) for direction in plan.directions]
+    inner = [
+        (x[:, : part.length] * part.kernels).sum(-1)
+        for x, direction in zip(own, plan.directions, strict=True)
+        for part in direction.parts
+    ]
+    g_sum = by.total(line).sum(1).to(dk_rep.dtype)
+    dweight, s, q, a = normalised_backward(torch.cat(inner), g_sum, weight, mean, var, count, eps, sync)
 
-    dkernels = per_tap(s, sizes).mul_(own)
     extras, even, back = [], torch.zeros_like(plan.power), torch.conj_physical(plan.merged(s, skip))
-    rows = by.scale_(g, back)
-    for direction in plan.directions:
-        extra, spectrum = _pull_back(plan, direction, q, a, dkernels, rows)
+    rows, dkernels = by.scale_(g, back), []
+    for x, direction in zip(own, plan.directions, strict=True):
+        of = direction.branches
+        extra, spectrum, dk = _pull_back(plan, direction, q[of], a[of], rows)
         extras.append(extra)
         even += spectrum
+        for part in direction.parts:
+            dk[part.members, :, : part.length].addcmul_(s[of][part.members, :, None], x[:, : part.length])
+        dkernels.append(direction.side_by_side(dk))
+    rows = by.add_(rows, plan.spectrum, even / plan.n)
+    del plan.spectrum, g
     du = torch.empty_like(u)
-    by.output(by.inverse(by.add_(rows, plan.spectrum, even / plan.n), plan.n), 0, du, extras=extras)
+    by.output(by.inverse(rows, plan.n), 0, du, extras=extras)
     dskip = dk_rep[:, plan.ahead].to(weight.dtype).contiguous()
-    return du, dkernels.to(packed.dtype), dweight.to(weight.dtype), dskip, g_sum.to(weight.dtype)
+    return du, torch.cat(dkernels, 1).to(packed.dtype), dweight.to(weight.dtype), dskip, g_sum.to(weight.dtype)
 
 
-def _pull_back(
-    plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, dkernels: Tensor, du: Tensor
-) -> tuple[Extra, Tensor]:
-    """Return the pull of -sum_b (a_b + q_b c_b) on the input, and add that on the kernels.
+def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, du: Tensor) -> tuple[Extra, Tensor, Tensor]:
+    """Return the pull of -sum_b (a_b + q_b c_b): on the input, and on the kernels, as they are in their direction.
 
     The former is the constants' part, with what the tails take back, and what multiplies the input's spectrum; that of
     branches that are direct is added to the spectrum du.
     """
-    by, L = plan.by, plan.L
+    by, L, n = plan.by, plan.L, plan.n
     even, steps = (plan.power.new_zeros(plan.power.shape[0], L) for _ in range(2))
-    spectrum = torch.zeros_like(plan.power)
+    spectrum, dk = torch.zeros_like(plan.power), torch.zeros_like(direction.kernels)
+    for part in direction.parts:
+        constant = a[part.members, :, None]
+        steps[:, : part.length] -= (constant * part.kernels).sum(0)
+        dk[part.members, :, : part.length].addcmul_(constant, direction.running[:, : part.length], value=-1)
     for group in direction.powers:
-        k, m, length = group.kernels, group.fft, group.length
-        K = by.kernels(k, m)
-        qs = q[group.branches, :, None]
+        K, qs, length = by.kernels(group.kernels, group.fft), q[group.members, :, None], group.length
         square = (qs * _square(K)).sum(0)
-        if m == plan.n:
+        if group.fft == n:
             spectrum -= square
         else:
-            even[:, :length] -= by.taps(square.to(K.dtype), m)[..., :length]
-        around = by.taps(K.mul_(plan.power_for(group, direction.delay)), m)[..., :length]
-        dkernels[:, group.columns] -= group.pack(qs * around)
-    if any(group.fft != plan.n for group in direction.powers):
-        spectrum += by.kernels(_circular(even, plan.n), plan.n).real
-    for group in [*direction.powers, *direction.direct]:
-        as_ = a[group.branches, :, None]
-        steps[:, : group.length] -= (as_ * group.kernels).sum(0)
-        dkernels[:, group.columns] -= group.pack(as_ * direction.running[:, : group.length])
+            even[:, :length] -= by.taps(square.to(K.dtype), group.fft)[..., :length]
+        around = by.taps(K.mul_(plan.power_for(group, direction.delay)), group.fft)[..., :length]
+        dk[group.members, :, :length].addcmul_(qs, around, value=-1)
+    if any(group.fft != n for group in direction.powers):
+        spectrum += by.kernels(_circular(even, n), n).real
     for group in direction.direct:
-        qs, K, start = q[group.branches, :, None], by.kernels(group.kernels, plan.n), 0
-        back, inner = -torch.conj_physical(direction.seen(qs * K)) / plan.n, torch.zeros_like(K)
+        qs, K, start = q[group.members, :, None], by.kernels(group.kernels, n), 0
+        back, inner = -torch.conj_physical(direction.seen(qs * K)) / n, torch.zeros_like(K)
         for some, y in direction.outputs(group, plan.spectrum):
-            T = by.forward_again(by.keep_(y, 0, L), plan.n)
+            T = by.forward_again(by.keep_(y, 0, L), n)
             inner += by.cross(some, T)
             for t, w in zip(T, back, strict=True):
                 by.add_(du[start : start + len(some)], t, w)
             start += len(some)
-        dkernels[:, group.columns] -= group.pack(qs * by.taps(direction.seen(inner), plan.n)[..., : group.length])
+        around = by.taps(direction.seen(inner), n)[..., : group.length]
+        dk[group.members, :, : group.length].addcmul_(qs, around, value=-1)
     late = by.zeros(steps, *plan.u.shape)
     for group in direction.tails:
         length, m = group.length, group.fft
         if length > 1:
-            qs, K = q[group.branches, :, None], by.kernels(group.kernels, m) / m
+            qs, K = q[group.members, :, None], by.kernels(group.kernels, m) / m
             back, inner = torch.conj_physical(qs * K), torch.zeros_like(K)
             for rows, last, y in direction.past_the_end(group, K):
                 T = by.forward_again(by.keep_(y, length - 1, 2 * length - 2), m)
                 inner += by.cross(last, T)
                 pull = by.inverse(by.combine_(T, back), m)
                 late[by.row_slice(rows), :, L - length + 1 :] += pull[..., : length - 1]
-            dkernels[:, group.columns] += group.pack(qs * by.taps(inner, m)[..., :length])
-    return Extra(direction.line, late, running_total(steps).flip(-1)), spectrum
+            dk[group.members, :, :length].addcmul_(qs, by.taps(inner, m)[..., :length])
+    return Extra(direction.line, late, running_total(steps).flip(-1)), spectrum, dk
 
 
 @_branch_sum.register_fake

@@ -20,6 +20,7 @@ from .triton_tools import gelu as gelu_of
 from .triton_tools import offsets
 
 ROWS, COLUMNS = 64, 32  # of a tile that is transposed: positions, channels
+FEW_ROWS = 16  # of a tile that goes through the batch
 WIDTH = 512  # frequencies of a program
 CHUNK = 4  # rows of a program that share a weight
 SPLITS = 16  # programs that share one channel's energy
@@ -228,7 +229,7 @@ def _total_kernel(  # type: ignore[no-untyped-def]
 class Pairs(Reals):
     """Spectra of pairs of real sequences, one row each."""
 
-    slice_bytes = 2**27
+    slice_bytes = 2**26
 
     @staticmethod
     def fast_length(n: int) -> int:
@@ -327,9 +328,9 @@ class Pairs(Reals):
         B, C, L = line.x.shape
         moved = line.ends is not None and not line.reverse
         out = torch.empty(C, L, device=line.x.device, dtype=torch.float64)
-        _total_kernel[triton.cdiv(L, ROWS), triton.cdiv(C, COLUMNS)](
+        _total_kernel[triton.cdiv(L, FEW_ROWS), triton.cdiv(C, COLUMNS)](
             line.x, line.ends if moved else out, out, B, C, L, *line.x.stride(),
-            REVERSE=line.reverse, MOVED=moved, BL=ROWS, BC=COLUMNS,
+            REVERSE=line.reverse, MOVED=moved, BL=FEW_ROWS, BC=COLUMNS,
         )  # fmt: skip
         return out
 

@@ -88,7 +88,8 @@ def _window_sum_backward(
     rise = kernels.window_pull(S, grad, widths, heights.to(dtype), s, q, a, lengths)
     du = kernels.running_sum_back(rise, grad, skip)
     dheights = s * products - a * raw[0] - q * heights * raw[1]
-    return du, dheights.to(heights.dtype), *(x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+    dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+    return du, dheights.to(heights.dtype), dweight, dskip, g_sum
 
 
 @_window_sum.register_fake
@@ -192,7 +193,8 @@ def _mode_sum_backward(
     dweight, s, q, a = normalised_backward(inner, g_sum, weight.to(dtype), mean, var, count, eps, sync)
     du, dfactors = windows.pull(u, grad, carries, factors, torch.stack([s, q, a]), skip, lengths)
     dcoefficients = dfactors.transpose(1, 2).to(coefficients.dtype, memory_format=torch.contiguous_format)
-    return du, dcoefficients, *(x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+    dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+    return du, dcoefficients, dweight, dskip, g_sum
 
 
 @_mode_sum.register_fake
