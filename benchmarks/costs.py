@@ -1,6 +1,6 @@
 """Measure what the ops cost and write the table that the dispatcher chooses by.
 
-    python benchmarks/costs.py [--device cuda] [--out src/mrconv/ops/costs.json]
+    python benchmarks/costs.py [--device cuda] [--only triton] [--out src/mrconv/ops/costs.json]
 
 Every op runs on the same number of elements at several lengths, on a GPU as a CUDA graph, so that what counts is the
 device's work. `triton` is a GPU with Triton, `cuda` one without, `cpu` any CPU. An entry replaces the one there was
@@ -135,9 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("src/mrconv/ops/costs.json"))
+    parser.add_argument("--only", choices=["triton", "cuda"], help="one of the two kinds of GPU")
     given = parser.parse_args()
     table = json.loads(given.out.read_text()) if given.out.exists() else {}
-    for kind, backend in {"cuda": {"triton": "triton", "cuda": "torch"}, "cpu": {"cpu": "torch"}}[given.device].items():
+    kinds = {"triton": "triton", "cuda": "torch"} if given.device == "cuda" else {"cpu": "torch"}
+    for kind, backend in kinds.items():
+        if given.only and kind != given.only:
+            continue
         start = time.perf_counter()
         table[kind] = {
             "hardware": torch.cuda.get_device_name() if given.device == "cuda" else platform.machine(),

@@ -62,6 +62,21 @@ def test_scattered_taps_equal_rolled_input(L, op, gelu, monkeypatch):
     )
 
 
+def test_a_kept_spectrum_goes_with_its_kernel():
+    u, kernel = double(2, 3, 37), torch.nn.Parameter(double(3, 10))
+    with torch.no_grad():
+        for _ in range(2):
+            expected = ops.conv_reference(u, kernel, range(-4, 6))
+            assert torch.allclose(ops.conv(u, kernel, range(-4, 6)), expected)
+            assert torch.allclose(ops.conv(u, kernel, range(-4, 6)), expected)
+            assert torch.allclose(
+                ops.conv(u[..., :20], kernel, range(-4, 6)), ops.conv_reference(u[..., :20], kernel, range(-4, 6))
+            )
+            kernel.mul_(2)
+        kernel.data = double(3, 10)
+        assert torch.allclose(ops.conv(u, kernel, range(-4, 6)), ops.conv_reference(u, kernel, range(-4, 6)))
+
+
 def test_fft_and_tap_convolution_agree():
     u, k = double(2, 3, 37), double(3, 10)
     assert torch.allclose(ops.fft_conv(u, k, 4), ops.tap_conv(u, k, range(-4, 6)), atol=1e-13)
@@ -159,6 +174,7 @@ OPCHECKS = {
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 5, requires_grad=True),
         torch.randn(3, requires_grad=True),
+        None,
         2,
         True,
         False,

@@ -97,7 +97,7 @@ def test_ops_are_registered_correctly():
     u, kernel = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3, 9), (3, 7)))
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    arguments = (u, kernel, skip, 2, True, True)
+    arguments = (u, kernel, skip, None, 2, True, True)
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
     modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)

@@ -10,7 +10,7 @@ import torch
 from . import contestants as make
 from . import shapes
 from .options import Options
-from .report import PASSES, Table, record, write
+from .report import Table, record, write
 from .timing import copy_bandwidth, free, measure
 
 
@@ -39,7 +39,7 @@ def one_shape(shape: shapes.Shape, options: Options, bandwidth: float) -> dict[s
     trained = {"ours": make.layer(shape, "auto", device), "branches": make.branches(shape, device), "dense": dense}
     merged = {"merged": make.layer(shape, "auto", device).reparameterize(), "dense": dense}
     row: dict[str, Any] = {"shape": asdict(shape)}
-    for name in PASSES:
+    for name in options.passes:
         runs = make.runs(name, merged if name == "inference" else trained, u, g)
         row[name] = measure(runs, options.rounds, device, label=f"{shape.name}, {name}")
     # Read u and write y; going back, read u and the gradient of y, write that of u.

@@ -13,7 +13,7 @@ from mrconv import MRConv
 from . import contestants as make
 from . import shapes
 from .options import Options
-from .report import PASSES, Table, record, write
+from .report import Table, record, write
 from .timing import copy_bandwidth, free, measure
 
 
@@ -48,7 +48,7 @@ def one_length(
         return layer.reparameterize() if merged else layer
 
     row: dict[str, Any] = {"shape": {"batch": batch, "length": length, "channels": channels}}
-    for name in PASSES:
+    for name in options.passes:
         modules = {kind.name: module(kind, merged=name == "inference") for kind in kinds}
         row[name] = measure(make.runs(name, modules, u, g), options.rounds, device, label=f"length {length}, {name}")
     return row

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+PASSES = ("training", "forward", "inference")
+
 
 @dataclass(frozen=True)
 class Options:
-    """Where, how and what to measure; `only` holds beginnings of names."""
+    """Where, how and what to measure; `only` holds beginnings of names, `passes` some of PASSES."""
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -19,3 +21,4 @@ class Options:
     out: Path | None = None
     compile: bool = False
     command: str = ""
+    passes: Sequence[str] = PASSES

@@ -13,14 +13,23 @@ import torch
 
 import mrconv
 
+from .options import PASSES
 from .timing import MEMORY, Result
 
-PASSES = ("training", "forward", "inference")
-WAYS = {"ms": "eager, ms", "graph_ms": "graph, ms", "compile_ms": "compiled, ms", "MiB": "MiB"}
+WAYS = {
+    "ms": "eager, ms",
+    "graph_ms": "graph, ms",
+    "compile_ms": "compiled, ms",
+    "compile_graph_ms": "both, ms",
+    "MiB": "MiB",
+}
 
 
 class Table:
-    """Prints rows as they come: a line per pass and way, a column per contestant, then others as multiples of ours."""
+    """Prints rows as they come: a line per pass and way, a column per contestant, then others as multiples of ours.
+
+    The way "both" is compiled and replayed as a graph.
+    """
 
     def __init__(self, contestants: Sequence[str], known: Sequence[str] = (), ratios: Sequence[str] = ()) -> None:
         self.contestants, self.known, self.ratios = contestants, known, ratios
@@ -35,7 +44,7 @@ class Table:
         failures = []
         for each in PASSES:
             title = each
-            results: Mapping[str, Result] = row[each]
+            results: Mapping[str, Result] = row.get(each, {})
             for way, unit in WAYS.items():
                 # A merged layer is ours.
                 values = {"ours" if key == "merged" else key: result.get(way) for key, result in results.items()}

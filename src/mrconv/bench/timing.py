@@ -32,7 +32,7 @@ MEMORY = {
 def measure(
     runs: Mapping[str, Run], rounds: int, device: str, compiled: Mapping[str, Run] | None = None, label: str = ""
 ) -> dict[str, Result]:
-    """Measure each contestant launched op by op, as a CUDA graph where there is a GPU, and compiled if given."""
+    """Measure each contestant launched op by op, as a CUDA graph where there is a GPU, and compiled, those given so."""
     results: dict[str, Result] = {name: {"ms": None, "graph_ms": None, "MiB": None} for name in runs}
     ready: dict[tuple[str, str], Run] = {}
     for name, run in runs.items():
@@ -42,16 +42,18 @@ def measure(
         if result["MiB"] is None:
             continue
         ready[name, "ms"] = run
-        if compiled is not None:
-            result["compile_ms"] = None
+        if compiled is not None and name in compiled:
+            result["compile_ms"] = result["compile_graph_ms"] = None
             if attempt(functools.partial(warm_up, compiled[name]), result, "compile_error"):
                 ready[name, "compile_ms"] = compiled[name]
     if device == "cuda":
         for name, _ in [key for key in ready if key[1] == "ms"]:
             progress(f"{label}: {name}, CUDA graph")
-            replay = attempt(functools.partial(captured, runs[name]), results[name], "graph_error")
-            if replay is not None:
-                ready[name, "graph_ms"] = replay
+            for column, each in (("graph_ms", runs), ("compile_graph_ms", compiled or {})):
+                if column == "graph_ms" or (name, "compile_ms") in ready:
+                    replay = attempt(functools.partial(captured, each[name]), results[name], "graph_error")
+                    if replay is not None:
+                        ready[name, column] = replay
     times: dict[tuple[str, str], list[float]] = {key: [] for key in ready}
     for i in range(rounds):
         progress(f"{label}: round {i + 1} of {rounds}")
@@ -62,8 +64,8 @@ def measure(
             else:
                 times[key].append(ms)
     progress("")
-    for (name, column), each in times.items():
-        results[name][column] = statistics.median(each)
+    for (name, column), taken in times.items():
+        results[name][column] = statistics.median(taken)
     ready.clear()
     free()
     return results

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mrconv.bench import shapes
-from mrconv.bench.options import Options
+from mrconv.bench.options import PASSES, Options
 
 from .parser import CommandError, Parser, positive
 
@@ -47,9 +47,10 @@ def _add(parser: Parser, name: str, entries: list[Any], small: str) -> None:
     parser.add_argument("--small", action="store_true", help=f"{small}: for CPUs")
     known = ", ".join(entry.name for entry in entries)
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only those whose names begin so: {known}")
+    parser.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes", help="default: all")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results there")
     if name == "model":
-        parser.add_argument("--compile", action="store_true", help="measure each under torch.compile too")
+        parser.add_argument("--compile", action="store_true", help="measure ours and none under torch.compile too")
     parser.set_defaults(run=run, benchmark=name, entries=entries, compile=False)
 
 
@@ -66,7 +67,7 @@ def run(given: argparse.Namespace) -> None:
 
     if given.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("argument --device: torch finds no CUDA device here; use --device cpu")
-    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command")
+    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = Options(device=device, **{name: getattr(given, name) for name in fields})
     importlib.import_module(f"mrconv.bench.{given.benchmark}").run(options)

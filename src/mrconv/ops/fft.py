@@ -49,15 +49,27 @@ def per_tap(rows: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def fft_conv(
-    u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None = None, gelu: bool = False, backend: str = "auto"
+    u: Tensor,
+    kernel: Tensor,
+    lead: int = 0,
+    bias: Tensor | None = None,
+    gelu: bool = False,
+    backend: str = "auto",
+    spectrum: Tensor | None = None,
 ) -> Tensor:
     """Depthwise convolution y[t] = sum_j kernel[j] u[t + lead - j] + bias, then GELU if asked for, the size of u.
 
     u (B, C, L), kernel (C, K), bias (C,); the first `lead` taps look ahead, so that lead = 0 is causal. The kernel may
-    be longer or shorter than u. Half precision is computed in float32; the result has u's dtype.
+    be longer or shorter than u. Half precision is computed in float32; the result has u's dtype. `spectrum` is what
+    `kernel_spectrum` gave for this kernel and an input of this length, to save its FFT.
     """
     refuse_forward_mode(u, kernel, bias)
-    return _fft_conv(u, kernel, bias, lead, gelu, use_triton(u, backend))
+    return _fft_conv(u, kernel, bias, spectrum, lead, gelu, use_triton(u, backend))
+
+
+def kernel_spectrum(u: Tensor, kernel: Tensor, lead: int = 0, backend: str = "auto") -> Tensor:
+    """Return a kernel's spectrum for inputs as long as u, as pairs of numbers."""
+    return torch.view_as_real(_Plan(u, kernel, lead, use_triton(u, backend)).kernel)
 
 
 def fft_conv_reference(
@@ -73,13 +85,16 @@ def fft_conv_reference(
 class _Plan:
     """Taps that can meet u, and an FFT length in which no needed output wraps around."""
 
-    def __init__(self, u: Tensor, kernel: Tensor, lead: int, triton: bool) -> None:
+    def __init__(self, u: Tensor, kernel: Tensor, lead: int, triton: bool, spectrum: Tensor | None = None) -> None:
         L, K = u.shape[-1], kernel.shape[-1] - lead
         self.ahead, self.behind = min(lead, L - 1), min(K, L)
         self.by = engine(compute_dtype(u, kernel), triton)
         self.n = self.by.fast_length(max(L + self.behind - 1, L + self.ahead))
-        taps = kernel[:, lead - self.ahead : lead + self.behind].to(self.by.dtype)
-        self.kernel = self.by.kernels(taps / self.n, self.n)
+        if spectrum is None:
+            taps = kernel[:, lead - self.ahead : lead + self.behind].to(self.by.dtype)
+            self.kernel = self.by.kernels(taps / self.n, self.n)
+        else:
+            self.kernel = torch.view_as_complex(spectrum)
 
     def slices(self, u: Tensor) -> Iterator[slice]:
         """Yield some sequences at a time."""
@@ -87,8 +102,10 @@ class _Plan:
 
 
 @torch.library.custom_op("mrconv::fft_conv", mutates_args=())
-def _fft_conv(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool, triton: bool) -> Tensor:
-    plan, y = _Plan(u, kernel, lead, triton), torch.empty_like(u)
+def _fft_conv(
+    u: Tensor, kernel: Tensor, bias: Tensor | None, spectrum: Tensor | None, lead: int, gelu: bool, triton: bool
+) -> Tensor:
+    plan, y = _Plan(u, kernel, lead, triton, spectrum), torch.empty_like(u)
     by = plan.by
     for rows in plan.slices(u):
         spectrum = by.scale_(by.spectrum(Timeline(u), plan.n, rows=rows), plan.kernel)
@@ -111,7 +128,7 @@ def _fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int, trito
 
 
 @_fft_conv.register_fake
-def _(u, kernel, bias, lead, gelu, triton):  # type: ignore[no-untyped-def]
+def _(u, kernel, bias, spectrum, lead, gelu, triton):  # type: ignore[no-untyped-def]
     return torch.empty_like(u)
 
 
@@ -121,16 +138,16 @@ def _(grad, u, kernel, lead, triton):  # type: ignore[no-untyped-def]
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, kernel, bias, ctx.lead, ctx.gelu, ctx.triton = inputs
+    u, kernel, bias, _, ctx.lead, ctx.gelu, ctx.triton = inputs
     ctx.save_for_backward(u, kernel, bias)
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     u, kernel, bias = ctx.saved_tensors
     if ctx.gelu:
-        grad = torch.ops.aten.gelu_backward(grad, _fft_conv(u, kernel, bias, ctx.lead, False, ctx.triton))
+        grad = torch.ops.aten.gelu_backward(grad, _fft_conv(u, kernel, bias, None, ctx.lead, False, ctx.triton))
     du, dk = _fft_conv_backward(grad, u, kernel, ctx.lead, ctx.triton)
-    return du, dk, bias_gradient(grad, bias), None, None, None
+    return du, dk, bias_gradient(grad, bias), None, None, None, None
 
 
 _fft_conv.register_autograd(_backward, setup_context=_setup)

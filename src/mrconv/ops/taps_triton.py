@@ -18,7 +18,7 @@ ROWS, COLUMNS = 128, 32  # of a tile of outputs: positions, channels
 UNROLL = 4  # taps whose inputs a program loads at a time
 SPAN, STEP = 512, 16  # positions of a program that adds up taps' gradients, and those of one step of it
 GROUP, LARGEST = 8, 16  # taps of such a program, and the most that still fit its registers: powers of 2
-SCRATCH = 128 * 2**20  # bytes for the gradients of branches' outputs, as far as a batch can be cut into slices
+SCRATCH = 256 * 2**20  # bytes for the gradients of branches' outputs, as far as a batch can be cut into slices
 
 
 @triton.jit(do_not_specialize=["L", "N"])
