@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .kernels import kernel_class, resampled
 from .norm import running_affine
-from .ops import Lags, Taps, Waves, compute_dtype
+from .ops import Lags, Taps, compute_dtype
 from .reference import branch_sum
 
 
@@ -113,13 +113,9 @@ class Branches(nn.Module):
             placed.append((values, _mirrored(lags) if self.anticausal else lags))
         return placed
 
-    def waves(self, rate: float = 1.0) -> Waves | None:
-        """Return the branches as few waves each, if that is what they are and they run forwards at the model's rate."""
-        found = self.kernel.waves() if rate == 1 and not self.anticausal and not any(self.offsets) else None
-        if found is None:
-            return None
-        lengths = self.kernel.lengths
-        return Waves(found, [min(n, self.l_max) for n in lengths], lengths)
+    def wave_modes(self, rate: float = 1.0) -> int:
+        """Return how many modes each branch has, if it is a few waves that run forwards at the model's rate; else 0."""
+        return 0 if rate != 1 or self.anticausal or any(self.offsets) else self.kernel.wave_modes
 
     @property
     def weights(self) -> Tensor | None:

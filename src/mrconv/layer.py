@@ -189,9 +189,9 @@ class MRConv(IntegerBuffers):
         if self.backend == "reference" and not self.merged:
             return ops.Choice("reference", False, {})
         if any(norm.training for norm in self._norms()):
-            waves = self._waves(x, rate)
-            if waves is not None:
-                return ops.choose_wave_sum(x, waves, self._backend)
+            choice = self._wave_choice(x, rate)
+            if choice.op:
+                return choice
             kernels = [kernel for d in self._directions() for kernel in d.kernels(rate)]
             return ops.choose_branch_sum(x, kernels, self._backend)
         lags = (self._stored() if self.merged else self._merge(rate))[1]
@@ -290,13 +290,10 @@ class MRConv(IntegerBuffers):
         total = torch.stack([branches.reference(wide, mask, rate) for branches in self._directions()]).sum(0)
         return total.to(x.dtype)
 
-    def _waves(self, x: Tensor, rate: float) -> ops.Waves | None:
-        """Return the branches as waves if that is the cheapest way to train them."""
-        directions = self._directions()
-        waves = directions[0].waves(rate) if len(directions) == 1 else None
-        if waves is None or ops.choose_wave_sum(x, waves, self._backend).op == "spectral":
-            return None
-        return waves
+    def _wave_choice(self, x: Tensor, rate: float) -> ops.Choice:
+        """Choose whether to train the branches as waves, if that is what they are."""
+        modes = 0 if self.bidirectional else self._directions()[0].wave_modes(rate)
+        return ops.choose_wave_sum(x, modes, self.l_max, self._backend) if modes else ops.Choice("", False, {})
 
     @property
     def _backend(self) -> str:
@@ -316,9 +313,10 @@ class MRConv(IntegerBuffers):
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         skip = self.D if self.groups == 1 else None
         rest = (torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync)
-        waves = self._waves(x, rate)
-        if waves is not None:
-            y, mean, var, count = ops.mode_branch_sum(x, waves.coefficients, waves.widths, waves.periods, *rest)
+        if self._wave_choice(x, rate).op.endswith("waves"):
+            kernel = directions[0].kernel
+            widths = [min(n, self.l_max) for n in kernel.lengths]
+            y, mean, var, count = ops.mode_branch_sum(x, kernel.waves(), widths, kernel.lengths, *rest)
         else:
             kernels = [kernel for d in directions for kernel in d.kernels(rate)]
             y, mean, var, count = ops.branch_sum(x, kernels, *rest, self._backend)

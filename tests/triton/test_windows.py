@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
+from mrconv.ops import dispatch
 from mrconv.ops.windows import mode_branch_sum, window_branch_sum
 
 from ..conftest import gradients, relative, training_step
@@ -162,6 +163,21 @@ def test_modes_keep_float32_accuracy_over_a_long_sequence():
     expected, expected_grads = gradients(plain, u.double(), *(x.double() for x in others))
     for a, b in zip((y, *grads), (expected, *expected_grads), strict=True):
         assert relative(a.double().cpu(), b) < 2e-6
+
+
+@pytest.mark.parametrize("kernel_size", [2, 4, 5])
+def test_layers_run_as_waves_where_that_is_cheapest(kernel_size, monkeypatch):
+    monkeypatch.setattr(dispatch, "cost", lambda u, triton, op, reach, taps: float(not op.endswith("waves")))
+    exact = MRConv(5, 77, kernel_size=kernel_size, backend="reference", dtype=torch.float64)
+    layer = copy.deepcopy(exact).to(DEVICE)
+    layer.backend = "triton"
+    u = torch.randn(2, 70, 5, dtype=torch.float64)
+    assert layer.choice(u.to(DEVICE)).op == f"{kernel_size // 2 + 1} waves"
+    y, du, grads = training_step(exact, u)
+    z, dz, found = training_step(layer, u.to(DEVICE))
+    assert relative(z.cpu(), y) < 1e-11
+    assert relative(dz.cpu(), du) < 1e-11
+    assert all(relative(found[name].cpu(), g) < 1e-9 for name, g in grads.items() if g.norm() > 1e-9)
 
 
 def test_window_ops_are_registered_correctly():

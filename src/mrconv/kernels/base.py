@@ -81,13 +81,15 @@ class Kernel(IntegerBuffers):
         """
         raise NotImplementedError
 
-    def waves(self) -> Tensor | None:
-        """Return the kernels at rate 1 as a few waves each, (N, channels, 2 M - 1), if that is what they are.
+    wave_modes: int = 0
+    """M, if the kernels are M waves each and `waves` gives them; 0 if not, or too many for that to be worth it."""
 
-        Kernel i is then p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau), w_m = 2 pi m / l_i; the order is p_0, p_1,
-        r_1, p_2, ... Few means two or three modes: more are not worth it.
+    def waves(self) -> Tensor:
+        """Return the kernels at rate 1 as waves, (N, channels, 2 M - 1): p_0, p_1, r_1, p_2, ...
+
+        Kernel i is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) at tap tau, with w_m = 2 pi m / l_i.
         """
-        return None
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """Return what `print` shows of the kernel."""

@@ -46,23 +46,21 @@ class FourierKernel(Kernel):
             modes = torch.stack([_resample(row, n, size, delay) for row, n, size in pairs])
         return synthesize(modes, sizes, [n**0.5 for n in self.lengths])
 
-    def waves(self) -> Tensor | None:
-        """Return the kernels as waves, if they have two or three modes."""
+    @property
+    def wave_modes(self) -> int:  # type: ignore[override]
+        """Two or three modes are few enough."""
         M = self.modes.shape[2]
-        if M not in (2, 3):
-            return None
-        n = self._constants[:, None, None]  # (N, 1, 1)
-        m = torch.arange(M, device=n.device)
+        return M if M in (2, 3) else 0
+
+    def waves(self) -> Tensor:
+        """Return the modes, weighted as the inverse FFT does, as waves."""
+        n = integers_on(self.lengths, self.modes)[:, None, None].to(compute_dtype(self.modes))
+        m = torch.arange(self.modes.shape[2], device=n.device)
         single = (m == 0) | (2 * m == n)
         factor = torch.where(single, 1.0, 2.0).masked_fill(2 * m > n, 0.0) * n.rsqrt()
         real, imaginary = self.modes.to(compute_dtype(self.modes)).unbind(-1)
         waves = torch.stack([real * factor, -imaginary * factor.masked_fill(single, 0.0)], -1).flatten(2)
         return torch.cat([waves[..., :1], waves[..., 2:]], -1)
-
-    @property
-    def _constants(self) -> Tensor:
-        dtype = compute_dtype(self.modes)
-        return integers_on(self.lengths, self.modes, torch.int64).to(dtype)
 
 
 def _resample(modes: Tensor, length: int, size: int, delay: float) -> Tensor:

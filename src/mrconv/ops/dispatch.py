@@ -76,7 +76,7 @@ _SPECTRA = WeakIdKeyDictionary()  # of parameters: those for a few lengths
 
 
 def _kept_spectrum(u: Tensor, values: Tensor, kernel: Tensor, lead: int, backend: str) -> Tensor | None:
-    """Return the spectrum of a kernel that is a parameter, kept from the last call if nothing changed; None if unsafe."""
+    """Return the spectrum of a kernel that is a parameter, kept from the last call; None where that is not safe."""
     if not isinstance(values, nn.Parameter) or torch.is_grad_enabled() or torch.compiler.is_compiling() or u.is_meta:
         return None
     if u.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph must not refer to what may be dropped
@@ -124,21 +124,9 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
     return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
 
 
-@dataclass(frozen=True)
-class Waves:
-    """Causal kernels of a few waves: coefficients (N, C, 2 M - 1), lengths and periods, as `mode_branch_sum` takes."""
-
-    coefficients: Tensor
-    widths: Sequence[int]
-    periods: Sequence[int]
-
-
-def choose_wave_sum(u: Tensor, waves: Waves, backend: str = "auto") -> Choice:
-    """Choose how normalised branches of waves run: "waves", or as what they are written out, "spectral"."""
-    ops = ["spectral"]
-    if use_triton(u, backend):
-        ops.append(f"{waves.coefficients.shape[2] // 2 + 1} waves")
-    return _cheapest(u, backend, ops, max(waves.widths), 0)
+def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto") -> Choice:
+    """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out, "spectral"."""
+    return _cheapest(u, backend, ["spectral", *([f"{modes} waves"] if use_triton(u, backend) else [])], reach, 0)
 
 
 def branch_sum(
