@@ -41,7 +41,7 @@ test-timm: $(TIMM)/.ready
 
 # Triton's kernels on the CPU, through its interpreter.
 test-triton: $(READY)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/triton
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py

@@ -61,8 +61,7 @@ def test_branch_sum(L, lags, masked, channels_last, skipped):
     assert_same(fast, plain, u, double(len(lags), 5), *values, *skip)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("dtype", "masked"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_layers_in_lower_precision_match_float64(dtype, masked):
     exact = randomise(MRConv(7, 50, kernel_size=4, bidirectional=True, dtype=torch.float64))
     layer = copy.deepcopy(exact).float().to(DEVICE)

@@ -24,11 +24,12 @@ def plot_length(found: Mapping[str, Any], path: Path) -> None:
     """Draw time per element and per sequence against length, one column per pass."""
     rows = found["rows"]
     lengths = [row["shape"]["length"] for row in rows]
-    figure = Figure(figsize=(11.5, 6.6), layout="constrained")
-    axes = figure.subplots(2, len(TITLES), sharex=True, sharey="row", squeeze=False)
+    titles = {name: title for name, title in TITLES.items() if name in rows[0]}
+    figure = Figure(figsize=(2.5 + 3 * len(titles), 6.6), layout="constrained")
+    axes = figure.subplots(2, len(titles), sharex=True, sharey="row", squeeze=False)
     graphs: set[str] = set()
     eager: set[str] = set()
-    for column, (name, title) in enumerate(TITLES.items()):
+    for column, (name, title) in enumerate(titles.items()):
         curves = {}
         for kind in rows[0][name]:
             curves[kind], graph = curve(rows, name, kind)

@@ -82,34 +82,41 @@ class _Direction:
         self.running = running_total(by.total(line)).flip(1).to(by.dtype)  # S[L-1], S[L-2], ..., (C, L)
         self.sizes = [k.shape[1] for k in kernels]
         lengths = [min(self.delay + size, L) for size in self.sizes]
-        self.kernels = kernels[0].new_zeros(len(kernels), C, max(lengths))
-        for row, k, length in zip(self.kernels, kernels, lengths, strict=True):
-            row[:, self.delay : length] = k[:, : length - self.delay]
-        groups, first = [], 0
+        members, first = [], 0
         for i in range(len(kernels)):
             if i + 1 == len(kernels) or (i + 2 - first) * self.sizes[i + 1] > L // 4:
-                groups.append(self._group(first, i + 1, max(lengths[first : i + 1])))
+                members.append(slice(first, i + 1))
                 first = i + 1
-        short = len(groups)
-        while short and groups[short - 1].fft == n and line.ends is None:
+        ffts = [by.fast_length(2 * max(lengths[each]) - 1 - self.delay) for each in members]
+        short = len(members)
+        while short and ffts[short - 1] == n and line.ends is None:
             short -= 1
-        self.tails, self.direct = groups[:short], groups[short:]
-        self.powers = self.tails
-        if short and by.powers_together(len(kernels), B):
-            stop = self.tails[-1].members.stop
-            self.powers = [self._group(0, stop, max(lengths[:stop]), n)]
 
-    def _group(self, start: int, stop: int, length: int, fft: int | None = None) -> _Group:
-        fft = fft or self.by.fast_length(2 * length - 1 - self.delay)
-        return _Group(slice(start, stop), self.kernels[start:stop, :, :length], fft)
+        def group(own: slice, fft: int) -> _Group:
+            stacked = kernels[0].new_zeros(own.stop - own.start, C, max(lengths[own]))
+            for row, k, length in zip(stacked, kernels[own], lengths[own], strict=True):
+                row[:, self.delay : length] = k[:, : length - self.delay]
+            return _Group(own, stacked, fft)
+
+        self.direct = [group(*each) for each in zip(members[short:], ffts[short:], strict=True)]
+        if short and by.powers_together(len(kernels), B):
+            whole = group(slice(0, members[short - 1].stop), n)
+            self.powers = [whole]
+            self.tails = [
+                _Group(own, whole.kernels[own, :, : max(lengths[own])], fft)
+                for own, fft in zip(members[:short], ffts[:short], strict=True)
+            ]
+        else:
+            self.powers = self.tails = [group(*each) for each in zip(members[:short], ffts[:short], strict=True)]
 
     @property
     def parts(self) -> list[_Group]:
         """Every branch in one group."""
         return [*self.powers, *self.direct]
 
-    def side_by_side(self, rows: Tensor) -> Tensor:
-        """Return rows like the kernels' as the kernels came."""
+    def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return tensors like the parts' kernels as the kernels came."""
+        rows = [row for part in parts for row in part]
         found = [row[:, self.delay : self.delay + size] for row, size in zip(rows, self.sizes, strict=True)]
         return torch.cat([_filled(x, size) for x, size in zip(found, self.sizes, strict=True)], 1)
 
@@ -187,7 +194,7 @@ class _Plan:
         found = []
         for direction in self.directions:
             sums = [(part.kernels * direction.running[:, : part.length]).sum(-1) for part in direction.parts]
-            energy = torch.zeros_like(direction.kernels[..., 0])
+            energy = torch.zeros_like(torch.cat(sums))
             for group in direction.powers:
                 each = _square(self.by.kernels(group.kernels, group.fft)).mul_(self.power_for(group, direction.delay))
                 energy[group.members] = (2 * each.sum(-1) - each[..., 0] - each[..., -1]) / group.fft
@@ -285,8 +292,8 @@ def _branch_sum_backward(
         extra, spectrum, dk = _pull_back(plan, direction, q[of], a[of], rows)
         extras.append(extra)
         even += spectrum
-        for part in direction.parts:
-            dk[part.members, :, : part.length].addcmul_(s[of][part.members, :, None], x[:, : part.length])
+        for part, each in zip(direction.parts, dk, strict=True):
+            each.addcmul_(s[of][part.members, :, None], x[:, : part.length])
         dkernels.append(direction.side_by_side(dk))
     rows = by.add_(rows, plan.spectrum, even / plan.n)
     del plan.spectrum, g
@@ -296,20 +303,22 @@ def _branch_sum_backward(
     return du, torch.cat(dkernels, 1).to(packed.dtype), dweight.to(weight.dtype), dskip, g_sum.to(weight.dtype)
 
 
-def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, du: Tensor) -> tuple[Extra, Tensor, Tensor]:
-    """Return the pull of -sum_b (a_b + q_b c_b): on the input, and on the kernels, as they are in their direction.
+def _pull_back(
+    plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, du: Tensor
+) -> tuple[Extra, Tensor, list[Tensor]]:
+    """Return the pull of -sum_b (a_b + q_b c_b): on the input, and on the kernels of the direction's parts.
 
     The former is the constants' part, with what the tails take back, and what multiplies the input's spectrum; that of
     branches that are direct is added to the spectrum du.
     """
     by, L, n = plan.by, plan.L, plan.n
     even, steps = (plan.power.new_zeros(plan.power.shape[0], L) for _ in range(2))
-    spectrum, dk = torch.zeros_like(plan.power), torch.zeros_like(direction.kernels)
+    spectrum, dk = torch.zeros_like(plan.power), []
     for part in direction.parts:
         constant = a[part.members, :, None]
         steps[:, : part.length] -= (constant * part.kernels).sum(0)
-        dk[part.members, :, : part.length].addcmul_(constant, direction.running[:, : part.length], value=-1)
-    for group in direction.powers:
+        dk.append(-constant * direction.running[:, : part.length])
+    for group, each in zip(direction.powers, dk[: len(direction.powers)], strict=True):
         K, qs, length = by.kernels(group.kernels, group.fft), q[group.members, :, None], group.length
         square = (qs * _square(K)).sum(0)
         if group.fft == n:
@@ -317,10 +326,10 @@ def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, du: Ten
         else:
             even[:, :length] -= by.taps(square.to(K.dtype), group.fft)[..., :length]
         around = by.taps(K.mul_(plan.power_for(group, direction.delay)), group.fft)[..., :length]
-        dk[group.members, :, :length].addcmul_(qs, around, value=-1)
+        each.addcmul_(qs, around, value=-1)
     if any(group.fft != n for group in direction.powers):
         spectrum += by.kernels(_circular(even, n), n).real
-    for group in direction.direct:
+    for group, each in zip(direction.direct, dk[len(direction.powers) :], strict=True):
         qs, K, start = q[group.members, :, None], by.kernels(group.kernels, n), 0
         back, inner = -torch.conj_physical(direction.seen(qs * K)) / n, torch.zeros_like(K)
         for some, y in direction.outputs(group, plan.spectrum):
@@ -329,12 +338,12 @@ def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, du: Ten
             for t, w in zip(T, back, strict=True):
                 by.add_(du[start : start + len(some)], t, w)
             start += len(some)
-        around = by.taps(direction.seen(inner), n)[..., : group.length]
-        dk[group.members, :, : group.length].addcmul_(qs, around, value=-1)
+        each.addcmul_(qs, by.taps(direction.seen(inner), n)[..., : group.length], value=-1)
     late = by.zeros(steps, *plan.u.shape)
-    for group in direction.tails:
+    for i, group in enumerate(direction.tails):
         length, m = group.length, group.fft
         if length > 1:
+            each = dk[i] if direction.powers is direction.tails else dk[0][group.members]
             qs, K = q[group.members, :, None], by.kernels(group.kernels, m) / m
             back, inner = torch.conj_physical(qs * K), torch.zeros_like(K)
             for rows, last, y in direction.past_the_end(group, K):
@@ -342,7 +351,7 @@ def _pull_back(plan: _Plan, direction: _Direction, q: Tensor, a: Tensor, du: Ten
                 inner += by.cross(last, T)
                 pull = by.inverse(by.combine_(T, back), m)
                 late[by.row_slice(rows), :, L - length + 1 :] += pull[..., : length - 1]
-            dk[group.members, :, :length].addcmul_(qs, by.taps(inner, m)[..., :length])
+            each[..., :length].addcmul_(qs, by.taps(inner, m)[..., :length])
     return Extra(direction.line, late, running_total(steps).flip(-1)), spectrum, dk
 
 

@@ -13,22 +13,45 @@ from torch import Tensor
 
 import triton
 
+from .statistics import running_total
 from .triton_tools import narrow, offsets, on_device, tiles, widen
 
 ROWS, COLUMNS = 128, 16  # of a tile: positions, channels; the best of those tried on an H200
+CHUNK = 1024  # positions that one program goes through in order
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["L", "chunks"])
+def _chunk_sums_kernel(  # type: ignore[no-untyped-def]
+    x, out, C, L, chunks, x_b, x_c, x_l, REVERSE: tl.constexpr, CHUNK: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr
+):
+    """out[b, c, k] = sum of the k-th chunk of time, counted from the end if REVERSE."""
+    k = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    total = tl.zeros([BL, BC], tl.float64)
+    for start in range(k * CHUNK, tl.minimum(k * CHUNK + CHUNK, L), BL):
+        i = start + tl.arange(0, BL)
+        t = i
+        if REVERSE:
+            t = L - 1 - i
+        inside = (i < L)[:, None] & (c < C)[None, :]
+        total += widen(tl.load(x + b * x_b + offsets(t, c, x_l, x_c), inside, 0.0))
+    tl.store(out + (b * C + c) * chunks + k, tl.sum(total, 0), c < C)
+
+
+@triton.jit(do_not_specialize=["L", "chunks"])
 def _running_sum_kernel(  # type: ignore[no-untyped-def]
-    x, out, g, skip, C, L, x_b, x_c, x_l, o_b, o_c, o_l, g_b, g_c, g_l,
-    REVERSE: tl.constexpr, SKIP: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+    x, before, out, g, skip, C, L, chunks, x_b, x_c, x_l, o_b, o_c, o_l, g_b, g_c, g_l,
+    REVERSE: tl.constexpr, SKIP: tl.constexpr, CHUNK: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    b = tl.program_id(1).to(tl.int64)
-    total = tl.zeros([BC], tl.float64)
+    """Running sum of one chunk, from what there is before it."""
+    k = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    b = tl.program_id(2).to(tl.int64)
+    total = tl.load(before + (b * C + c) * chunks + k, c < C, 0.0)
     if SKIP:
         d = widen(tl.load(skip + c, c < C, 0.0))
-    for start in range(0, L, BL):
+    for start in range(k * CHUNK, tl.minimum(k * CHUNK + CHUNK, L), BL):
         i = start + tl.arange(0, BL)
         t = i
         if REVERSE:
@@ -147,22 +170,31 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
 def running_sum(u: Tensor) -> Tensor:
     """S[t] = u[0] + ... + u[t], float64, in u's memory format."""
     S = torch.empty_like(u, dtype=torch.float64)
-    grid = (triton.cdiv(u.shape[1], COLUMNS), u.shape[0])
-    _running_sum_kernel[grid](
-        u, S, u, u, *u.shape[1:], *u.stride(), *S.stride(), *u.stride(), REVERSE=False, SKIP=False, BL=ROWS, BC=COLUMNS
-    )
+    _running_sum(u, S, u, None, False)
     return S
 
 
 def running_sum_back(rise: Tensor, g: Tensor, skip: Tensor | None) -> Tensor:
     """du[t] = rise[t] + ... + rise[L - 1] + skip g[t], in g's dtype."""
     du = torch.empty_like(g)
-    grid = (triton.cdiv(g.shape[1], COLUMNS), g.shape[0])
-    _running_sum_kernel[grid](
-        rise, du, g, g if skip is None else skip, *g.shape[1:], *rise.stride(), *du.stride(), *g.stride(),
-        REVERSE=True, SKIP=skip is not None, BL=ROWS, BC=COLUMNS,
-    )  # fmt: skip
+    _running_sum(rise, du, g, skip, True)
     return du
+
+
+def _running_sum(x: Tensor, out: Tensor, g: Tensor, skip: Tensor | None, reverse: bool) -> None:
+    """Write the running sum of x, + skip g, by chunks: their sums, the running sums of these, then all at once."""
+    B, C, L = x.shape
+    chunks = triton.cdiv(L, CHUNK)
+    grid = (chunks, triton.cdiv(C, COLUMNS), B)
+    before = torch.zeros(B, C, chunks, dtype=torch.float64, device=x.device)
+    if chunks > 1:
+        sums = torch.empty_like(before)
+        _chunk_sums_kernel[grid](x, sums, C, L, chunks, *x.stride(), REVERSE=reverse, CHUNK=CHUNK, BL=ROWS, BC=COLUMNS)
+        before[..., 1:] = running_total(sums[..., :-1])
+    _running_sum_kernel[grid](
+        x, before, out, g, g if skip is None else skip, C, L, chunks, *x.stride(), *out.stride(), *g.stride(),
+        REVERSE=reverse, SKIP=skip is not None, CHUNK=CHUNK, BL=ROWS, BC=COLUMNS,
+    )  # fmt: skip
 
 
 def window_moments(S: Tensor, widths: Sequence[int], lengths: Tensor | None, dtype: torch.dtype) -> Tensor:
