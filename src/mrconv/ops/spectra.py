@@ -79,7 +79,8 @@ class Reals:
     def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, rows: slice = slice(None)) -> Tensor:
         """Transform x[first:] of a timeline's rows, placed at `at` among n, into (R, C, f)."""
         line = line.rows(rows)
-        return rfft(F.pad(line.moved(line.x.to(self.dtype))[..., first:], (at, 0)), n)
+        x = line.moved(line.x.to(self.dtype))[..., first:]
+        return rfft(F.pad(x, (at, 0)) if at else x, n)
 
     def kernels(self, k: Tensor, n: int) -> Tensor:
         """Transform kernels (..., C, l) into (..., C, f)."""

@@ -91,12 +91,24 @@ def _add_taps(y: Tensor, u: Tensor, values: Tensor, lags: Sequence[int]) -> Tens
     return y
 
 
-def _correlate(g: Tensor, u: Tensor, lags: Sequence[int], out: Tensor) -> None:
-    """Add each tap's gradient, the input it met times the output's gradient, to out (T, C)."""
-    product = torch.empty_like(u)
+def _correlate(g: Tensor, u: Tensor, lags: Sequence[int], out: Tensor, product: Tensor) -> None:
+    """Add each tap's gradient, the input it met times the output's gradient, to out (T, C); product is overwritten."""
     for row, lag in zip(out.unbind(0), lags, strict=True):
         source, target = _overlap(u, g, lag)
         row += torch.mul(source, target, out=_overlap(u, product, lag)[1]).sum((0, 2))
+
+
+class _Scratch:
+    """Tensors that are used again for the next slice: allocating them anew can cost more than filling them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def like(self, x: Tensor, name: str = "") -> Tensor:
+        """Return a tensor like x, with anything in it."""
+        if name not in self.kept or self.kept[name].shape != x.shape:
+            self.kept[name] = torch.empty_like(x)
+        return self.kept[name]
 
 
 def _slices(u: Tensor, dtype: torch.dtype, *tensors: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
@@ -149,8 +161,9 @@ def _correlated(g: Tensor, u: Tensor, lags: Sequence[int], dtype: torch.dtype, t
 
         return correlate(g, u, lags, dtype)
     out = torch.zeros(len(lags) + 1, u.shape[1], dtype=dtype, device=u.device)
+    scratch = _Scratch()
     for _, channels, (pull, x) in _slices(u, dtype, g, u):
-        _correlate(pull, x, lags, out[:-1, channels])
+        _correlate(pull, x, lags, out[:-1, channels], scratch.like(x))
         out[-1, channels] += pull.sum((0, 2))
     return out
 
@@ -163,9 +176,9 @@ def _moments(
         from .taps_triton import moments
 
         return moments(u, values, lags, sizes, lengths)
-    sums = values.new_zeros(2, len(sizes), u.shape[1])
+    sums, scratch = values.new_zeros(2, len(sizes), u.shape[1]), _Scratch()
     for batch, channels, (x,) in _slices(u, values.dtype, u):
-        c = torch.empty_like(x)
+        c = scratch.like(x)
         for i, (own, at) in enumerate(_split(values[:, channels], lags, sizes)):
             _cut(_add_taps(c.zero_(), x, own, at), None if lengths is None else lengths[batch])
             sums[0, i, channels] += c.sum((0, 2))
@@ -189,21 +202,23 @@ def _pulled_back(
         from .taps_triton import pull_back
 
         return pull_back(g, u, values, lags, sizes, *factors, skip, lengths)
-    du, dvalues = torch.empty_like(u), torch.zeros_like(values)
+    du, dvalues, scratch = torch.empty_like(u), torch.zeros_like(values), _Scratch()
     for batch, channels, (pull, x) in _slices(u, values.dtype, g, u):
-        total = torch.zeros_like(x) if skip is None else pull * skip[channels, None]
+        total = scratch.like(x, "du").zero_()
+        if skip is not None:
+            torch.mul(pull, skip[channels, None], out=total)
         parts = zip(
             _split(values[:, channels], lags, sizes),
             dvalues[:, channels].split(list(sizes)),
             *(factor[:, channels, None] for factor in factors),
             strict=True,
         )
-        dc = torch.empty_like(x)
+        dc, product = scratch.like(x, "dc"), scratch.like(x, "product")
         for (own, at), out, s, q, a in parts:
             _add_taps(dc.zero_(), x, own, at).mul_(-q).addcmul_(pull, s).sub_(a)
             _cut(dc, None if lengths is None else lengths[batch])
             _add_taps(total, dc, own, [-lag for lag in at])
-            _correlate(dc, x, at, out)
+            _correlate(dc, x, at, out, product)
         du[batch, channels] = total
     return du, dvalues
 
