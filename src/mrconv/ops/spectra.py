@@ -158,12 +158,12 @@ class Reals:
         extras: Sequence[Extra] = (),
         gelu: bool = False,
     ) -> None:
-        """Write rows in time, from `at` on, to a batch (B, C, L), after a bias (C,), extras and GELU."""
+        """Write rows in time, from `at` on, to a batch (B, C, L), after a bias (C,), extras and GELU; rows are lost."""
         y = y[..., at : at + out.shape[-1]]
         if bias is not None:
-            y = y + bias[:, None]
+            y += bias[:, None]
         for extra in extras:
-            y = y + extra.line.moved(extra.rows + extra.table, -1)
+            y += extra.line.moved(extra.rows.add_(extra.table), -1)
         out.copy_(F.gelu(y) if gelu else y)
 
 
