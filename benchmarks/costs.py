@@ -104,7 +104,11 @@ def milliseconds(found: dict[str, Run], device: str) -> dict[str, float]:
     """Return the device's time for each."""
     rounds = 10 if device == "cuda" else 3
     result = measure(found, rounds, device)
-    return {name: row.get("graph_ms") or row["ms"] for name, row in result.items()}
+    way = "graph_ms" if device == "cuda" else "ms"
+    for name, row in result.items():
+        if row[way] is None:
+            raise RuntimeError(f"{name} could not be measured: {row.get('error') or row.get('graph_error')}")
+    return {name: row[way] for name, row in result.items()}
 
 
 def price(backend: str, device: str, dtype: torch.dtype) -> dict[str, Any]:

@@ -14,6 +14,7 @@ def _slices(request, monkeypatch):
     """Whole batches at some lengths, one pair at a time at others."""
     if request.node.callspec.params["L"] in (2, 63):
         monkeypatch.setattr(spectra_triton.Pairs, "slice_bytes", 1)
+        monkeypatch.setattr(spectra_triton, "MOST_ROWS", 1)
 
 
 @pytest.mark.usefixtures("_slices")

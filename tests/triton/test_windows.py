@@ -184,6 +184,14 @@ def test_layers_run_as_waves_where_that_is_cheapest(kernel_size, monkeypatch):
     assert all(relative(found[name].cpu(), g) < 1e-9 for name, g in grads.items() if g.norm() > 1e-9)
 
 
+def test_gradients_have_the_input_s_memory_format():
+    u = torch.randn(2, 9, 3, device=DEVICE).transpose(1, 2).requires_grad_()
+    heights, weight = (torch.randn(2, 3, device=DEVICE) for _ in range(2))
+    y = window_branch_sum(u, heights, [1, 2], weight)[0]
+    (du,) = torch.autograd.grad(y, u, torch.randn(2, 3, 9, device=DEVICE))
+    assert du.stride() == u.stride()
+
+
 def test_window_ops_are_registered_correctly():
     u = torch.randn(2, 3, 9, device=DEVICE, requires_grad=True)
     heights, weight = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))

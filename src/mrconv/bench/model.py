@@ -46,7 +46,7 @@ def run(options: Options) -> dict[str, Any]:
     if anchors:
         found["anchors_ms"] = {"what": ANCHOR, **anchors}
     names = ["S4"] if anchors else []
-    ratios = ["branches", "dense", *(names if options.device == "cuda" else [])]
+    ratios = ["branches", "dense", *(names if "H200" in found["hardware"] else [])]
     table = Table(["none", "ours", "branches", "dense"], names, ratios)
     with matrix_products("high" if options.dtype == "bfloat16" else "highest"):
         for shape in chosen:

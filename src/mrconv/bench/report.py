@@ -40,7 +40,7 @@ class Table:
         print(f"{'':15s}{'':10s}{'':13s}" + "".join(columns), flush=True)
 
     def row(self, name: str, row: Mapping[str, Any], known: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Print what was measured of one shape; `known` are times by pass that were not measured as contestants."""
+        """Print what was measured of one shape; `known` are times by pass, eager ones but the floor, from elsewhere."""
         failures = []
         for each in PASSES:
             title = each
@@ -49,11 +49,13 @@ class Table:
                 # A merged layer is ours.
                 values = {"ours" if key == "merged" else key: result.get(way) for key, result in results.items()}
                 if any(value is not None for value in values.values()):
-                    values |= {} if way == "MiB" else known.get(each, {})
+                    fixed = known.get(each, {}) if way != "MiB" else {}
+                    values |= {key: ms for key, ms in fixed.items() if way == "ms" or key == "floor"}
                     print(f"{name:15s}{title:10s}{unit:13s}" + self._figures(values), flush=True)
                     name = title = ""
             for key, result in results.items():
-                notes = [note for note in ("error", "graph_error", "compile_error") if note in result]
+                every = ("error", "graph_error", "compile_error", "compile_graph_error")
+                notes = [note for note in every if note in result]
                 failures += [f"{each}, {key}, {note.replace('_', ' ')}: {result[note]}" for note in notes]
         for failure in failures:
             print(f"{'':15s}{failure}", flush=True)

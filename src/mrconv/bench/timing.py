@@ -51,14 +51,16 @@ def measure(
             progress(f"{label}: {name}, CUDA graph")
             for column, each in (("graph_ms", runs), ("compile_graph_ms", compiled or {})):
                 if column == "graph_ms" or (name, "compile_ms") in ready:
-                    replay = attempt(functools.partial(captured, each[name]), results[name], "graph_error")
+                    note = column.replace("_ms", "_error")
+                    replay = attempt(functools.partial(captured, each[name]), results[name], note)
                     if replay is not None:
                         ready[name, column] = replay
     times: dict[tuple[str, str], list[float]] = {key: [] for key in ready}
     for i in range(rounds):
         progress(f"{label}: round {i + 1} of {rounds}")
         for key, run in list(ready.items()):
-            ms = attempt(functools.partial(timed, run, device), results[key[0]], "error")
+            note = "error" if key[1] == "ms" else key[1].replace("_ms", "_error")
+            ms = attempt(functools.partial(timed, run, device), results[key[0]], note)
             if ms is None:
                 del ready[key], times[key]
             else:

@@ -79,6 +79,6 @@ def _check_writable(path: Path) -> None:
     """Find out before the measurements whether the results can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.open("a").close()
     except OSError as error:
         raise CommandError(f"argument --out: cannot write {path}: {error.strerror}") from None

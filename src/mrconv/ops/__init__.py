@@ -14,7 +14,7 @@ from .dispatch import (
     densify,
     merge,
 )
-from .fft import compute_dtype, fft_conv, fft_conv_reference, per_tap
+from .fft import compute_dtype, fft_conv, fft_conv_reference, kernel_spectrum, per_tap
 from .modes import synthesize, synthesize_reference
 from .normalised import spectral_branch_sum
 from .spectra import fast_length
@@ -39,6 +39,7 @@ __all__ = [
     "fast_length",
     "fft_conv",
     "fft_conv_reference",
+    "kernel_spectrum",
     "mean_and_variance",
     "merge",
     "mode_branch_sum",

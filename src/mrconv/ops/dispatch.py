@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
 from .backends import use_triton
 from .constants import integers_on
 from .costs import cost
-from .fft import compute_dtype, fft_conv, fft_conv_reference, kernel_spectrum
+from .fft import fft_conv, fft_conv_reference
 from .normalised import spectral_branch_sum
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 from .toeplitz import toeplitz_conv
@@ -69,25 +68,7 @@ def conv(
     kernel, lead = _around_zero(values, lags)
     if choice.op == "toeplitz":
         return toeplitz_conv(u, kernel, lead, bias, gelu)
-    return fft_conv(u, kernel, lead, bias, gelu, backend, _kept_spectrum(u, values, kernel, lead, backend))
-
-
-_SPECTRA = WeakIdKeyDictionary()  # of parameters: those for a few lengths
-
-
-def _kept_spectrum(u: Tensor, values: Tensor, kernel: Tensor, lead: int, backend: str) -> Tensor | None:
-    """Return the spectrum of a kernel that is a parameter, kept from the last call; None where that is not safe."""
-    if not isinstance(values, nn.Parameter) or torch.is_grad_enabled() or torch.compiler.is_compiling() or u.is_meta:
-        return None
-    if u.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph must not refer to what may be dropped
-        return None
-    kept = _SPECTRA.setdefault(values, {})
-    key = values._version, values.data_ptr(), u.shape[-1], compute_dtype(u, kernel), use_triton(u, backend)
-    if key not in kept:
-        if len(kept) == 4:
-            kept.clear()
-        kept[key] = kernel_spectrum(u, kernel, lead, backend)
-    return kept[key]
+    return fft_conv(u, kernel, lead, bias, gelu, backend)
 
 
 def conv_reference(u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False) -> Tensor:

@@ -94,6 +94,8 @@ class _Plan:
             taps = kernel[:, lead - self.ahead : lead + self.behind].to(self.by.dtype)
             self.kernel = self.by.kernels(taps / self.n, self.n)
         else:
+            if spectrum.shape != (kernel.shape[0], self.n // 2 + 1, 2):
+                raise ValueError(f"spectrum {tuple(spectrum.shape)} is not this kernel's for an input of length {L}")
             self.kernel = torch.view_as_complex(spectrum)
 
     def slices(self, u: Tensor) -> Iterator[slice]:

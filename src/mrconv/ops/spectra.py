@@ -22,7 +22,7 @@ def fast_length(n: int) -> int:
         rest = n
         for prime in (2, 3, 5):
             while rest % prime == 0:
-                rest //= prime
+                rest = rest // prime
         if rest == 1:
             return n
         n += 2

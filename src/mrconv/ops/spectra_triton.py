@@ -23,6 +23,7 @@ ROWS, COLUMNS = 32, 64  # of a tile that is transposed: positions, channels; the
 FEW_ROWS, FEW_COLUMNS = 16, 32  # of a tile that goes through the batch
 WIDTH = 512  # frequencies of a program
 CHUNK = 4  # rows of a program that share a weight
+MOST_ROWS = 2**15  # of one launch: what an axis of the grid holds, and half
 SPLITS = 16  # programs that share one channel's energy
 
 
@@ -247,7 +248,7 @@ class Pairs(Reals):
 
     def slices(self, B: int, C: int, n: int, copies: int = 1) -> Iterator[slice]:
         """Yield slices of sequences, in pairs."""
-        step = max(1, self.slice_bytes // (2 * copies * C * n * self.dtype.itemsize))
+        step = min(max(1, self.slice_bytes // (2 * copies * C * n * self.dtype.itemsize)), MOST_ROWS)
         return (slice(2 * start, min(2 * (start + step), B)) for start in range(0, -(-B // 2), step))
 
     def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, rows: slice = slice(None)) -> Tensor:
@@ -256,10 +257,12 @@ class Pairs(Reals):
         B, C, L = line.x.shape
         R, moved = -(-B // 2), line.ends is not None and not line.reverse
         out = torch.empty(R, C, n, 2, device=line.x.device, dtype=self.dtype)
-        _pack_kernel[triton.cdiv(n, ROWS), triton.cdiv(C, COLUMNS), R](
-            line.x, line.ends if moved else out, out, B, C, L, n, first, at, *line.x.stride(),
-            REVERSE=line.reverse, MOVED=moved, BL=ROWS, BC=COLUMNS,
-        )  # fmt: skip
+        for start in range(0, R, MOST_ROWS):
+            some, pairs = line.rows(slice(2 * start, 2 * (start + MOST_ROWS))), out[start : start + MOST_ROWS]
+            _pack_kernel[triton.cdiv(n, ROWS), triton.cdiv(C, COLUMNS), len(pairs)](
+                some.x, some.ends if moved else pairs, pairs, len(some.x), C, L, n, first, at, *some.x.stride(),
+                REVERSE=line.reverse, MOVED=moved, BL=ROWS, BC=COLUMNS,
+            )  # fmt: skip
         return torch.fft.fft(torch.view_as_complex(out))
 
     def inverse(self, X: Tensor, n: int) -> Tensor:
@@ -353,6 +356,12 @@ class Pairs(Reals):
         gelu: bool = False,
     ) -> None:
         """Write pairs in time, from `at` on, to a batch (B, C, L)."""
+        if len(y) > MOST_ROWS:
+            for start in range(0, len(y), MOST_ROWS):
+                rows, own = slice(start, start + MOST_ROWS), slice(2 * start, 2 * (start + MOST_ROWS))
+                some = [Extra(extra.line.rows(own), extra.rows[rows], extra.table) for extra in extras]
+                self.output(y[rows], at, out[own], bias, some, gelu)
+            return
         B, C, L = out.shape
         forth = next((e for e in extras if not e.line.reverse), None)
         back = next((e for e in extras if e.line.reverse), None)

@@ -75,7 +75,7 @@ def normalised_backward(
     That is for y = sum_b weight_b (c_b - mean_b) / sqrt(var_b + eps); g is the output's gradient, inner_b the sum of
     g c_b (nb, C) and g_sum that of g (C,), both of this process.
     """
-    rstd = torch.rsqrt(var + eps)
+    rstd, count = torch.rsqrt(var + eps), count.clamp(min=1)
     dweight = rstd * (inner - mean * g_sum)
     total, g_total = dweight, g_sum
     if sync:

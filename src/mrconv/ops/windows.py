@@ -54,6 +54,7 @@ def _window_sum(
 
     S = kernels.running_sum(u)
     dtype = compute_dtype(u, heights)
+    heights, weight = heights.to(dtype), weight.to(dtype)
     raw = kernels.window_moments(S, widths, lengths, dtype).to(dtype)  # of heights 1
     sums = torch.stack([raw[0] * heights, raw[1] * heights.square()])
     mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
@@ -84,10 +85,11 @@ def _window_sum_backward(
     S = kernels.running_sum(u)
     dtype = compute_dtype(u, heights)
     products, g_sum, dskip = kernels.window_products(S, u, grad, widths, dtype)  # sum_bt of g m_b, of g, and of g u
-    dweight, s, q, a = normalised_backward(products * heights, g_sum, weight, mean, var, count, eps, sync)
-    rise = kernels.window_pull(S, grad, widths, heights.to(dtype), s, q, a, lengths)
-    du = kernels.running_sum_back(rise, grad, skip)
-    dheights = s * products - a * raw[0] - q * heights * raw[1]
+    h = heights.to(dtype)
+    dweight, s, q, a = normalised_backward(products * h, g_sum, weight.to(dtype), mean, var, count, eps, sync)
+    rise = kernels.window_pull(S, grad, widths, h, s, q, a, lengths)
+    du = kernels.running_sum_back(rise, u, grad, skip)
+    dheights = s * products - a * raw[0] - q * h * raw[1]
     dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
     return du, dheights.to(heights.dtype), dweight, dskip, g_sum
 

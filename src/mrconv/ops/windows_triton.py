@@ -174,9 +174,9 @@ def running_sum(u: Tensor) -> Tensor:
     return S
 
 
-def running_sum_back(rise: Tensor, g: Tensor, skip: Tensor | None) -> Tensor:
-    """du[t] = rise[t] + ... + rise[L - 1] + skip g[t], in g's dtype."""
-    du = torch.empty_like(g)
+def running_sum_back(rise: Tensor, u: Tensor, g: Tensor, skip: Tensor | None) -> Tensor:
+    """du[t] = rise[t] + ... + rise[L - 1] + skip g[t], like u."""
+    du = torch.empty_like(u)
     _running_sum(rise, du, g, skip, True)
     return du
 
