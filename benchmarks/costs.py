@@ -22,7 +22,6 @@ from torch import Tensor
 
 from mrconv import ops
 from mrconv.bench.timing import measure
-from mrconv.ops.windows import window_branch_sum
 
 CHANNELS = 64
 Run = Callable[[], Any]
@@ -45,18 +44,14 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
     L, device = u.shape[-1], str(u.device)
     kernels = branches(L, device)
     weight = torch.ones(len(kernels), CHANNELS, device=device)
-    forth = [range(k.shape[1]) for k in kernels]
-    back = [range(-1, -1 - k.shape[1], -1) for k in kernels]
 
     def spectral(both: bool) -> Run:
-        lags = [*forth, *back] if both else forth
         own, w = kernels * (1 + both), torch.cat([weight] * (1 + both))
         n = len(kernels)
 
         def step(u: Tensor, w: Tensor, *own: Tensor) -> Tensor:
             return ops.spectral_branch_sum(u, own[:n], own[n:], w, backend=backend)[0]
 
-        assert len(lags) == len(own)
         return stepped(step, u, w, *own)
 
     kernel = torch.randn(CHANNELS, L, device=device) / L**0.5
@@ -77,7 +72,7 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
                 waves,
                 weight[M - 1 :].clone(),
             )
-        found["windows"] = stepped(lambda u, h, w: window_branch_sum(u, h, widths, w)[0], u, heights, weight)
+        found["windows"] = stepped(lambda u, h, w: ops.window_branch_sum(u, h, widths, w)[0], u, heights, weight)
         if u.element_size() == 2 and L <= 16384:
             found["toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
     return found

@@ -12,7 +12,7 @@ from torch import Tensor
 import triton
 
 from .constants import numbers_on
-from .triton_tools import on_device
+from .triton_tools import on_device, wide
 
 TAPS, CHANNELS, MODES = 64, 32, 4  # of a program
 
@@ -71,17 +71,13 @@ def _analyse_kernel(  # type: ignore[no-untyped-def]
     tl.store(at + 1, tl.sum(imaginary, 2), inside)
 
 
-def _wide(dtype: torch.dtype) -> tl.dtype:
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
 def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> Tensor:
     """Kernels from modes (N, C, M, 2), side by side."""
     N, C, M, _ = modes.shape
     out = torch.empty(C, sum(lengths), dtype=modes.dtype, device=modes.device)
     _synthesize_kernel[triton.cdiv(max(lengths), TAPS), triton.cdiv(C, CHANNELS), N](
         modes, on_device(lengths, modes), on_device(list(accumulate(lengths, initial=0)), modes),
-        numbers_on(scales, modes), out, C, M, sum(lengths), WIDE=_wide(modes.dtype), BT=TAPS, BC=CHANNELS,
+        numbers_on(scales, modes), out, C, M, sum(lengths), WIDE=wide(modes.dtype), BT=TAPS, BC=CHANNELS,
     )  # fmt: skip
     return out
 
@@ -93,6 +89,6 @@ def analyse(grad: Tensor, lengths: Sequence[int], scales: Sequence[float], shape
     _analyse_kernel[triton.cdiv(M, MODES), triton.cdiv(C, CHANNELS), N](
         grad, on_device(lengths, grad), on_device(list(accumulate(lengths, initial=0)), grad),
         numbers_on(scales, grad), out, C, M, grad.shape[1],
-        WIDE=_wide(grad.dtype), BT=TAPS, BC=CHANNELS, BM=MODES,
+        WIDE=wide(grad.dtype), BT=TAPS, BC=CHANNELS, BM=MODES,
     )  # fmt: skip
     return out

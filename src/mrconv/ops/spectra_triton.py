@@ -17,7 +17,7 @@ import triton
 
 from .spectra import Extra, Reals, Timeline, fast_length
 from .triton_tools import gelu as gelu_of
-from .triton_tools import offsets
+from .triton_tools import narrow, offsets, widen
 
 ROWS, COLUMNS = 32, 64  # of a tile that is transposed: positions, channels; the best of those tried on an H200, as all
 FEW_ROWS, FEW_COLUMNS = 16, 32  # of a tile that goes through the batch
@@ -121,9 +121,7 @@ def _output_kernel(  # type: ignore[no-untyped-def]
             v += tl.load(back_table + (c.to(tl.int64) * L)[None, :] + i[:, None], inside, 0.0)
         if GELU:
             v = gelu_of(v)
-        if out.dtype.element_ty != v.dtype and out.dtype.element_ty != tl.float64:
-            v = v.to(tl.float32)
-        tl.store(out + b * o_b + offsets(t, c, o_l, o_c), v.to(out.dtype.element_ty), inside)
+        tl.store(out + b * o_b + offsets(t, c, o_l, o_c), narrow(v, out), inside)
 
 
 @triton.jit(do_not_specialize=["R", "C", "G"])
@@ -218,10 +216,7 @@ def _total_kernel(  # type: ignore[no-untyped-def]
         if MOVED:
             t = i - L + tl.load(ends + b).to(tl.int32)
         inside = ((t >= 0) & (i < L))[:, None] & (c < C)[None, :]
-        v = tl.load(row + offsets(t, c, x_l, x_c), inside, 0.0)
-        if v.dtype != tl.float64:
-            v = v.to(tl.float32)
-        total += v.to(tl.float64)
+        total += widen(tl.load(row + offsets(t, c, x_l, x_c), inside, 0.0))
         row += x_b
     inside = (i < L)[:, None] & (c < C)[None, :]
     tl.store(out + offsets(i, c, 1, L), total, inside)

@@ -12,7 +12,7 @@ from torch import Tensor
 import triton
 
 from .triton_tools import gelu as gelu_of
-from .triton_tools import offsets, on_device, tiles
+from .triton_tools import offsets, on_device, tiles, wide
 
 ROWS, COLUMNS = 128, 32  # of a tile of outputs: positions, channels
 UNROLL = 4  # taps whose inputs a program loads at a time
@@ -145,10 +145,6 @@ def _correlate_kernel(  # type: ignore[no-untyped-def]
         tl.store(row + (rows - 1) * C + c[None, :], tl.sum(mass, 0), (c < tl.where(i == 0, C, 0))[None, :])
 
 
-def _wide(dtype: torch.dtype) -> tl.dtype:
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
 def _starts(sizes: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(sizes, initial=0))
 
@@ -180,7 +176,7 @@ def convolve(
         _or(gain, u), _or(shift, u), _or(mix, u), g, _or(lengths, u), y, C, L, N,
         *_strides(u), *_strides(g)[1:], *_strides(y), STACKED=sources is not None, GAIN=gain is not None,
         SHIFT=shift is not None, MIX=mix is not None, MASKED=lengths is not None, GELU=gelu,
-        WIDE=_wide(values.dtype), BL=ROWS, BC=COLUMNS, UNROLL=UNROLL,
+        WIDE=wide(values.dtype), BL=ROWS, BC=COLUMNS, UNROLL=UNROLL,
     )  # fmt: skip
     return y
 
@@ -200,7 +196,7 @@ def moments(u: Tensor, values: Tensor, lags: Sequence[int], sizes: Sequence[int]
     parts = values.new_empty(grid[0] * grid[2], 2, N, C)
     _moments_kernel[grid](
         u, values, on_device(lags, u), on_device(_starts(sizes), u), _or(lengths, u), parts, C, L, N, *u.stride(),
-        MASKED=lengths is not None, WIDE=_wide(values.dtype), BL=ROWS, BC=COLUMNS, UNROLL=UNROLL,
+        MASKED=lengths is not None, WIDE=wide(values.dtype), BL=ROWS, BC=COLUMNS, UNROLL=UNROLL,
     )  # fmt: skip
     return parts.sum(0)
 
@@ -248,7 +244,7 @@ def _correlate(
         _or(lengths, u), dc, parts, C, L, len(sizes), parts.shape[2],
         *_strides(g), *u.stride(), *_strides(dc), BRANCH=branches is not None, STACKED=sources is not None,
         SUM=branches is None and sources is None, MASKED=lengths is not None, DENSE=u.stride(1) == 1,
-        WIDE=_wide(parts.dtype), SPAN=SPAN, BL=STEP, BC=COLUMNS, BT=max(GROUP, triton.next_power_of_2(max(sizes))),
+        WIDE=wide(parts.dtype), SPAN=SPAN, BL=STEP, BC=COLUMNS, BT=max(GROUP, triton.next_power_of_2(max(sizes))),
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def widen(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def narrow(x, like):  # type: ignore[no-untyped-def]
-    """Return float64 x in the dtype that a pointer points to, by way of float32 to anything shorter."""
+    """Return x, float64 or float32, in the dtype that a pointer points to, by way of float32 to anything shorter."""
     if like.dtype.element_ty == tl.float64:
         return x
     return x.to(tl.float32).to(like.dtype.element_ty)
@@ -45,6 +45,11 @@ def tiles(x: Tensor, rows: int, columns: int) -> tuple[int, int, int]:
     """Return the grid of programs that covers x (B, C, L) with tiles of so many positions and channels."""
     B, C, L = x.shape
     return triton.cdiv(L, rows), triton.cdiv(C, columns), B
+
+
+def wide(dtype: torch.dtype) -> tl.dtype:
+    """Return what tensors of a dtype are computed in."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def on_device(numbers: Sequence[int], like: Tensor) -> Tensor:
