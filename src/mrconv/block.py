@@ -33,11 +33,11 @@ class TiedDropout(nn.Module):
 
 
 class SequenceLayerNorm(nn.LayerNorm):
-    """LayerNorm over channels, which no mask concerns."""
+    """LayerNorm over channels, which no mask concerns, in the input's dtype: autocast would leave float32 behind."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalise each position of x (B, L, D)."""
-        return super().forward(x)
+        return super().forward(x).to(x.dtype)
 
 
 def block_norm_module(name: str, d_model: int, sync_stats: bool, **factory: Any) -> nn.Module:

@@ -173,8 +173,10 @@ class MRConv(IntegerBuffers):
         elif any(norm.training for norm in self._norms()):
             y, skip = self._by_batch_statistics(x, lengths, rate), self.D if self.groups > 1 else None
         else:
-            inside, skip = gelu and self.groups == 1, self.D if self.groups > 1 else None
             values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
+            learns = torch.is_grad_enabled() and any(z.requires_grad for z in (x, values, bias))
+            inside = gelu and self.groups == 1 and not learns  # its gradient needs what it was applied to
+            skip = self.D if self.groups > 1 else None
             y, gelu = ops.conv(x, values, lags, bias, inside, self._backend), gelu and not inside
         x, y = (z.reshape(B, self.heads * self.d_model, L) for z in (x, y))
         if skip is not None:

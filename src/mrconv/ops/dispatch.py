@@ -175,16 +175,29 @@ def merge(branches: Sequence[Taps], ahead: int, behind: int) -> Taps:
     """Add up kernels into one: at lags -ahead .. behind - 1 if they are dense, else at the lags they have."""
     dense = [(values, lags) for values, lags in branches if isinstance(lags, range)]
     if len(dense) == len(branches):
-        total = dense[0][0].new_zeros(dense[0][0].shape[0], ahead + behind)
-        for values, lags in itertools.starmap(_ascending, dense):
-            total = total + F.pad(values, (ahead + lags.start, behind - lags.start - len(lags)))
-        return total, range(-ahead, behind)
+        return _add_up([_ascending(*branch) for branch in dense], range(-ahead, behind)), range(-ahead, behind)
     values = torch.cat([values for values, _ in branches], 1)
     every = [lag for _, lags in branches for lag in lags]
     union = tuple(sorted(set(every)))
     place = {lag: j for j, lag in enumerate(union)}
     index = integers_on([place[lag] for lag in every], values)
     return values.new_zeros(values.shape[0], len(union)).index_add(1, index, values), union
+
+
+def _add_up(kernels: Sequence[tuple[Tensor, range]], lags: range) -> Tensor:
+    """Add up kernels of ascending lags, piece by piece between the places where one begins or ends."""
+    ends = sorted({lags.start, lags.stop, *(end for _, own in kernels for end in (own.start, own.stop))})
+    pieces: dict[int, list[Tensor]] = {start: [] for start in ends[:-1]}
+    for values, own in kernels:
+        inside = [end for end in ends if own.start <= end <= own.stop]
+        sizes = [stop - start for start, stop in itertools.pairwise(inside)]
+        for start, piece in zip(inside, values.split(sizes, 1), strict=False):
+            pieces[start].append(piece)
+    parts = []
+    for start, stop in itertools.pairwise(ends):
+        found = pieces[start] or [kernels[0][0].new_zeros(len(kernels[0][0]), stop - start)]
+        parts.append(sum(found[1:], found[0]))
+    return torch.cat(parts, 1)
 
 
 def densify(values: Tensor, lags: Lags, ahead: int, behind: int) -> Tensor:

@@ -263,9 +263,10 @@ def pull_back(
     """Gradients of u, and of values (T, C), from those of the branches' outputs, s g - a - q c, and skip * g."""
     (B, C, L), N = u.shape, len(sizes)
     s, q, a = s.contiguous(), q.contiguous(), a.contiguous()
-    size = min(B, max(1, SCRATCH // max(1, N * C * L * values.element_size())))
+    dtype = u.dtype if u.element_size() == 2 else values.dtype
+    size = min(B, max(1, SCRATCH // max(1, N * C * L * dtype.itemsize)))
     shape = (N, size, L, C) if u.stride(1) == 1 else (N, size, C, L)
-    scratch = torch.empty(shape, dtype=values.dtype, device=u.device)
+    scratch = torch.empty(shape, dtype=dtype, device=u.device)
     scratch = scratch.transpose(2, 3) if u.stride(1) == 1 else scratch
     du, parts = torch.empty_like(u), _parts(u, len(lags), values.dtype)
     owners = [i for i, n in enumerate(sizes) for _ in range(n)]

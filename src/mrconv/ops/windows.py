@@ -38,6 +38,11 @@ def window_branch_sum(
     return y, mean, var, count
 
 
+def _like(x: Tensor, u: Tensor) -> Tensor:
+    """Return x in u's dtype and memory format. The kernels want no half precision: Triton lays its tiles out anew."""
+    return x if x.dtype == u.dtype else torch.empty_like(u).copy_(x)
+
+
 @torch.library.custom_op("mrconv::window_branch_sum", mutates_args=())
 def _window_sum(
     u: Tensor,
@@ -59,8 +64,8 @@ def _window_sum(
     sums = torch.stack([raw[0] * heights, raw[1] * heights.square()])
     mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
-    y = kernels.window_sum(S, u, widths, scale * heights, skip, shifted(bias, scale, mean))
-    return y, mean, var, count, raw
+    y = kernels.window_sum(S, u.to(dtype), widths, scale * heights, skip, shifted(bias, scale, mean))
+    return _like(y, u), mean, var, count, raw
 
 
 @torch.library.custom_op("mrconv::window_branch_sum_backward", mutates_args=())
@@ -84,11 +89,12 @@ def _window_sum_backward(
 
     S = kernels.running_sum(u)
     dtype = compute_dtype(u, heights)
-    products, g_sum, dskip = kernels.window_products(S, u, grad, widths, dtype)  # sum_bt of g m_b, of g, and of g u
+    g = grad.to(dtype)
+    products, g_sum, dskip = kernels.window_products(S, u.to(dtype), g, widths, dtype)  # sum_bt of g m_b, g and g u
     h = heights.to(dtype)
     dweight, s, q, a = normalised_backward(products * h, g_sum, weight.to(dtype), mean, var, count, eps, sync)
-    rise = kernels.window_pull(S, grad, widths, h, s, q, a, lengths)
-    du = kernels.running_sum_back(rise, u, grad, skip)
+    rise = kernels.window_pull(S, g, widths, h, s, q, a, lengths)
+    du = kernels.running_sum_back(rise, u, g, skip)
     dheights = s * products - a * raw[0] - q * h * raw[1]
     dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
     return du, dheights.to(heights.dtype), dweight, dskip, g_sum

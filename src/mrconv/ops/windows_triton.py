@@ -13,7 +13,6 @@ from torch import Tensor
 
 import triton
 
-from .statistics import running_total
 from .triton_tools import narrow, offsets, on_device, tiles, widen
 
 ROWS, COLUMNS = 128, 16  # of a tile: positions, channels; the best of those tried on an H200
@@ -24,7 +23,7 @@ CHUNK = 1024  # positions that one program goes through in order
 def _chunk_sums_kernel(  # type: ignore[no-untyped-def]
     x, out, C, L, chunks, x_b, x_c, x_l, REVERSE: tl.constexpr, CHUNK: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr
 ):
-    """out[b, c, k] = sum of the k-th chunk of time, counted from the end if REVERSE."""
+    """out[b, k, c] = sum of the k-th chunk of time, counted from the end if REVERSE."""
     k = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
@@ -36,19 +35,22 @@ def _chunk_sums_kernel(  # type: ignore[no-untyped-def]
             t = L - 1 - i
         inside = (i < L)[:, None] & (c < C)[None, :]
         total += widen(tl.load(x + b * x_b + offsets(t, c, x_l, x_c), inside, 0.0))
-    tl.store(out + (b * C + c) * chunks + k, tl.sum(total, 0), c < C)
+    tl.store(out + (b * chunks + k) * C + c, tl.sum(total, 0), c < C)
 
 
 @triton.jit(do_not_specialize=["L", "chunks"])
 def _running_sum_kernel(  # type: ignore[no-untyped-def]
-    x, before, out, g, skip, C, L, chunks, x_b, x_c, x_l, o_b, o_c, o_l, g_b, g_c, g_l,
+    x, sums, out, g, skip, C, L, chunks, x_b, x_c, x_l, o_b, o_c, o_l, g_b, g_c, g_l,
     REVERSE: tl.constexpr, SKIP: tl.constexpr, CHUNK: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Running sum of one chunk, from what there is before it."""
+    """Running sum of one chunk, from the sum of all before it."""
     k = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
-    total = tl.load(before + (b * C + c) * chunks + k, c < C, 0.0)
+    sums += b * chunks * C
+    total = tl.zeros([BC], tl.float64)
+    for earlier in range(k):
+        total += tl.load(sums + earlier * C + c, c < C, 0.0)
     if SKIP:
         d = widen(tl.load(skip + c, c < C, 0.0))
     for start in range(k * CHUNK, tl.minimum(k * CHUNK + CHUNK, L), BL):
@@ -182,17 +184,15 @@ def running_sum_back(rise: Tensor, u: Tensor, g: Tensor, skip: Tensor | None) ->
 
 
 def _running_sum(x: Tensor, out: Tensor, g: Tensor, skip: Tensor | None, reverse: bool) -> None:
-    """Write the running sum of x, + skip g, by chunks: their sums, the running sums of these, then all at once."""
+    """Write the running sum of x, + skip g, by chunks: their sums first, then all at once."""
     B, C, L = x.shape
     chunks = triton.cdiv(L, CHUNK)
     grid = (chunks, triton.cdiv(C, COLUMNS), B)
-    before = torch.zeros(B, C, chunks, dtype=torch.float64, device=x.device)
+    sums = torch.empty(B, chunks, C, dtype=torch.float64, device=x.device)
     if chunks > 1:
-        sums = torch.empty_like(before)
         _chunk_sums_kernel[grid](x, sums, C, L, chunks, *x.stride(), REVERSE=reverse, CHUNK=CHUNK, BL=ROWS, BC=COLUMNS)
-        before[..., 1:] = running_total(sums[..., :-1])
     _running_sum_kernel[grid](
-        x, before, out, g, g if skip is None else skip, C, L, chunks, *x.stride(), *out.stride(), *g.stride(),
+        x, sums, out, g, g if skip is None else skip, C, L, chunks, *x.stride(), *out.stride(), *g.stride(),
         REVERSE=reverse, SKIP=skip is not None, CHUNK=CHUNK, BL=ROWS, BC=COLUMNS,
     )  # fmt: skip
 
