@@ -67,3 +67,15 @@ def test_times_on_the_page_are_those_recorded():
             shape, times = row["shape"], [row["training"][c][way] for c in ("ours", "branches", "dense")]
             label = f"{shape['name']} ({shape['batch']}x{shape['length']}x{shape['channels']})"
             assert f"| {label} | " + " | ".join(f"{ms:.{digits}f}" for ms in times) + " |" in page, label
+
+
+def test_times_of_models_on_the_pages_are_those_recorded():
+    rows = json.loads((ROOT / "benchmarks/results/model-h200-bfloat16.json").read_text())["rows"]
+    page, readme = ((ROOT / name).read_text() for name in ("docs/performance.md", "README.md"))
+    for row in rows:
+        ours, merged = row["training"]["ours"], row["inference"]["merged"]
+        for found in (ours, merged):
+            times = [found[way] for way in ("compile_graph_ms", "graph_ms", "ms")]
+            assert f"| {row['shape']['name']} | " + " | ".join(f"{ms:.1f}" for ms in times) + " |" in page
+    for found in ([row["training"]["ours"] for row in rows], [row["inference"]["merged"] for row in rows]):
+        assert " | ".join(f"{each['compile_graph_ms']:.1f}" for each in found) in readme

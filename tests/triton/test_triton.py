@@ -142,3 +142,9 @@ def test_ops_are_registered_correctly():
     torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, skip, [0, 4], True, True), test_utils=checks)
     arguments = (u, values, weight, skip, skip, None, [0, 4], [1, 1], 1e-5, False, True)
     torch.library.opcheck(torch.ops.mrconv.tap_branch_sum.default, arguments, test_utils=checks)
+
+
+def test_more_sequences_than_a_grid_has_programs_are_refused():
+    u = torch.zeros(2**16, 1, 1, device=DEVICE)
+    with pytest.raises(ValueError, match="at most 65,535 sequences at once on a GPU; got 65,536"):
+        ops.tap_conv(u, torch.ones(1, 1, device=DEVICE), [0], backend="triton")

@@ -12,6 +12,9 @@ import triton
 
 from .constants import integers_on
 
+MOST = 2**16 - 1
+"""Programs that CUDA launches along the second and the third axis of a grid."""
+
 
 @triton.jit
 def offsets(t, c, stride_l, stride_c):  # type: ignore[no-untyped-def]
@@ -44,6 +47,8 @@ def gelu(x):  # type: ignore[no-untyped-def]
 def tiles(x: Tensor, rows: int, columns: int) -> tuple[int, int, int]:
     """Return the grid of programs that covers x (B, C, L) with tiles of so many positions and channels."""
     B, C, L = x.shape
+    if B > MOST:
+        raise ValueError(f"this kernel takes at most {MOST:,} sequences at once on a GPU; got {B:,}: split the batch")
     return triton.cdiv(L, rows), triton.cdiv(C, columns), B
 
 
