@@ -17,7 +17,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def _clean(monkeypatch):
+def _clean(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
     yield
     torch.set_default_dtype(torch.float32)

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import mrconv
 
-from . import bench, plot
+from . import bench, data, plot
 from .parser import CommandError, Parser
 
 __all__ = ["CommandError", "main"]
 
-COMMANDS = (bench, plot)
+COMMANDS = (bench, data, plot)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,32 @@
+"""Benchmark tasks: their files as published, or generated here, as arrays ready to train on."""
+
+from . import cifar, imagenet, listops, mnist, own, pathfinder, retrieval, show, speech, text
+from .base import Prepared, Split, Task, register_task, task, task_class, task_names
+from .errors import DataError, MissingData
+from .loaders import Batch, BatchLoader, ResidentLoader, data_loader
+
+__all__ = [
+    "Batch",
+    "BatchLoader",
+    "DataError",
+    "MissingData",
+    "Prepared",
+    "ResidentLoader",
+    "Split",
+    "Task",
+    "cifar",
+    "data_loader",
+    "imagenet",
+    "listops",
+    "mnist",
+    "own",
+    "pathfinder",
+    "register_task",
+    "retrieval",
+    "show",
+    "speech",
+    "task",
+    "task_class",
+    "task_names",
+    "text",
+]

@@ -1,0 +1,87 @@
+"""mrconv data: what a person sees of the tasks, and one line for what is wrong."""
+
+import numpy as np
+import pytest
+
+from mrconv.cli import main
+from mrconv.tasks import Prepared, Split, show, task_names
+
+SMALL = ["train_size=60", "val_size=10", "test_size=10", "min_length=20", "max_length=90"]
+
+
+def test_every_task_is_listed_with_its_options(tmp_path, capsys):
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == task_names()
+    assert any(line.split()[:2] == ["listops", "generated"] for line in lines)
+    assert any(line.split()[:2] == ["text", "missing"] for line in lines)
+    assert any("train_size=96000" in line for line in lines)
+
+
+def test_prepare_counts_and_says_where_it_is(tmp_path, capsys):
+    assert main(["data", "prepare", "listops", *SMALL, "--data-dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "train           60 examples" in out
+    assert "lengths of train" in out
+    folder = out.splitlines()[-1].removeprefix("in ")
+    assert (tmp_path / "cache") in [p.parent for p in (tmp_path / "cache").iterdir()]
+    assert folder.startswith(str(tmp_path / "cache" / "listops-"))
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+
+
+def test_show_prints_a_text_as_text(tmp_path, capsys):
+    command = ["data", "show", "listops", *SMALL, "--data-dir", str(tmp_path), "--split", "val", "--row", "3"]
+    assert main(command) == 0
+    head, example = capsys.readouterr().out.splitlines()[-2:]
+    assert head.startswith("val 3: ")
+    assert example.startswith("[M") or example.startswith("[S")
+
+
+def test_show_draws(tmp_path, capsys):
+    out = tmp_path / "deep" / "listops.png"
+    assert main(["data", "show", "listops", *SMALL, "--data-dir", str(tmp_path), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(out)
+    assert out.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "listopz"], "there is no task 'listopz'; did you mean 'listops'?"),
+        (["show", "listops", "lenght=3"], "listops has no option 'lenght'; did you mean 'length'?"),
+        (["show", "listops", "length=abc"], "option length takes a number like 2048; got 'abc'"),
+        (["show", "pathfinder", "centre=yes"], "option centre takes true or false; got 'yes'"),
+        (["show", "listops", "length"], "options are written NAME=VALUE; got 'length'"),
+        (["prepare", "text"], "text: none of aclImdb"),
+        (["prepare", "retrieval", "--download"], "retrieval has no stable public address to download from"),
+        (["show", "listops", *SMALL, "--split", "dev"], "listops has train, val, test; got 'dev'"),
+        (["show", "listops", *SMALL, "--row", "10", "--split", "val"], "val has rows 0 .. 9; got 10"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["data", *arguments, "--data-dir", str(tmp_path)])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def prepared(x, classes=("a", "b"), encoder="values"):
+    split = Split("train", x, np.arange(len(x)) % 2)
+    return Prepared("some", encoder, classes, x.shape[1], {"train": split}, (), x.shape[2])
+
+
+def test_pictures_are_half_blocks_and_waves_are_columns(tmp_path):
+    pixels = np.zeros((2, 16, 1), np.uint8)
+    pixels[1, 5] = 255
+    text = show.example(prepared(pixels), prepared(pixels).splits["train"], 1)
+    assert text.count("▀") == 8
+    assert "38;5;232;48;5;255m▀" in text  # dark above, bright below
+    wave = (1000 * np.sin(np.arange(400) / 20)).astype(np.int16)[None, :, None].repeat(2, 0)
+    text = show.example(prepared(wave), prepared(wave).splits["train"], 0)
+    assert text.splitlines()[0] == "train 0: a"
+    assert len(text.splitlines()) == 10
+    for i, data in enumerate((prepared(pixels), prepared(wave))):
+        show.figure(data, tmp_path / f"{i}.png")
+        assert (tmp_path / f"{i}.png").stat().st_size > 1000
