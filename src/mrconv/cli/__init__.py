@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import mrconv
 
-from . import bench, data, plot
+from . import bench, data, evaluate, plot, train
 from .parser import CommandError, Parser
 
 __all__ = ["CommandError", "main"]
 
-COMMANDS = (bench, data, plot)
+COMMANDS = (train, evaluate, data, bench, plot)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

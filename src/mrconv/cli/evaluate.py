@@ -1,0 +1,51 @@
+"""mrconv evaluate and mrconv reparameterize: what a trained model scores, and its merged form."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .data import told
+from .parser import CommandError
+
+
+def add(commands: Any) -> None:
+    """Add both parsers."""
+    about = "score a run's model, at the rate it was trained at or another"
+    parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + ".")
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="task.rate=0.5, data_dir=..., batch_size=..., ..."
+    )
+    parser.add_argument("--branches", action="store_true", help="the model as trained; default: merged")
+    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.set_defaults(run=evaluate)
+    about = "merge a run's model into one kernel per layer, and check that it computes the same"
+    parser = commands.add_parser("reparameterize", help=about, description=about.capitalize() + ".")
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--rate", type=float, help="the sampling rate to merge at, relative to that of training")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/merged, at a rate RUN/merged-RATE")
+    parser.set_defaults(run=reparameterize)
+
+
+def evaluate(given: argparse.Namespace) -> None:
+    """Print the accuracy on every evaluated split."""
+    with told():
+        from mrconv.training import evaluation
+
+        found = evaluation.evaluate(given.folder, given.settings, merged=not given.branches, device=given.device)
+    for split, accuracy in found.items():
+        print(f"{split:5s} {accuracy:.2%}")
+
+
+def reparameterize(given: argparse.Namespace) -> None:
+    """Merge, check, save."""
+    if given.rate is not None and given.rate <= 0:
+        raise CommandError(f"argument --rate: must be positive; got {given.rate}")
+    with told():
+        from mrconv.training import evaluation
+
+        out, error, sizes = evaluation.merge(given.folder, given.rate, given.out)
+    print(f"{sizes[0]:,} parameters -> {sizes[1]:,}; largest difference of the logits, relative: {error:.1e}")
+    print(out)

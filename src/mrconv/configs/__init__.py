@@ -1,0 +1,1 @@
+"""Experiments: one flat YAML each, every value in it."""

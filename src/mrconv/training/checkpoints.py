@@ -1,0 +1,184 @@
+"""Checkpoints that are whole or not there, and hold numbers only."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins.io import CheckpointIO
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
+
+
+class AtomicIO(CheckpointIO):
+    """Writes beside the file and renames; reads tensors and plain values, and never code."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint, or leave the one that was there."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}-{os.getpid()}")
+        try:
+            with draft.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+        """Read a checkpoint."""
+        return torch.load(path, map_location=map_location or "cpu", weights_only=True)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a checkpoint."""
+        Path(path).unlink(missing_ok=True)
+
+
+class Checkpoints(Callback):
+    """Keeps the last checkpoint, the one before it, the best by the watched score, and a table of all scores."""
+
+    def __init__(self, folder: Path, watched: str, minutes: float) -> None:
+        self.folder, self.watched, self.every = folder, watched, 60 * minutes
+        self.history: list[dict[str, float]] = []
+        self.best: float | None = None
+        self.best_epoch = -1
+        self.before = 0.0  # seconds of training before this process began
+        self.started = self.saved = time.monotonic()
+        self.random: dict[str, Any] | None = None
+
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Keep this state, as the best one too if it is."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        found = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        lr = trainer.optimizers[0].param_groups[0]["lr"]
+        self.history.append({"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": lr, **found})
+        score = found[self.watched]
+        better = self.best is None or score > self.best
+        if better:
+            self.best, self.best_epoch = score, trainer.current_epoch
+        self.save(trainer)
+        if trainer.is_global_zero:
+            write_csv(self.folder / METRICS, self.history)
+            if better:
+                _link(self.folder / LAST, self.folder / BEST)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep this state if the last one was kept long ago."""
+        late = self.every > 0 and time.monotonic() - self.saved > self.every
+        if trainer.strategy.reduce_boolean_decision(late, all=False) if trainer.world_size > 1 else late:
+            self.save(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        """Keep this state when a scheduler asks to stop, which Lightning tells between two batches."""
+        if isinstance(exception, SIGTERMException):
+            self.save(trainer)
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Write the last checkpoint; what was the last becomes the previous one."""
+        last = self.folder / LAST
+        if trainer.is_global_zero and last.exists():
+            _link(last, self.folder / PREVIOUS)
+        trainer.save_checkpoint(last)
+        self.saved = time.monotonic()
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add random states, the best score and all scores so far."""
+        checkpoint["mrconv"] = {
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "history": self.history,
+            "seconds": self.seconds,
+            "random": random_states(),
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the run has trained, over all processes that went on with it."""
+        return self.before + time.monotonic() - self.started
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the scores; random states are set when training begins, after all that draws before it."""
+        own = checkpoint["mrconv"]
+        self.best, self.best_epoch, self.random = own["best"], own["best_epoch"], own["random"]
+        self.history, self.before = own["history"], own["seconds"]
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Set the random states of a checkpoint; begin to count the time."""
+        self.started = time.monotonic()
+        if self.random is not None and trainer.world_size == 1:
+            set_random_states(self.random)
+        self.random = None
+
+
+def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+    """Write a table, all of it or nothing."""
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    with draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[-1]))
+        writer.writeheader()
+        writer.writerows(rows)
+    draft.replace(path)
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all generators that a run draws from, as plain values."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": list(random.getstate()[1]),
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Set the states of all generators."""
+    random.setstate((3, tuple(states["python"]), None))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, in one step; no second copy where the file system can."""
+    draft = target.with_name(f".{target.name}-{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    try:
+        os.link(source, draft)
+    except OSError:
+        draft.write_bytes(source.read_bytes())
+    draft.replace(target)
+
+
+def last_good(folder: Path) -> Path | None:
+    """Return the newest checkpoint that can be read; one that cannot is named in a warning."""
+    for name in (LAST, PREVIOUS, BEST):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            if "mrconv" in torch.load(path, map_location="meta", weights_only=True, mmap=True):
+                torch.load(path, map_location="cpu", weights_only=True)
+                return path
+            reason = "it is not a checkpoint of mrconv"
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"{path} cannot be read and is left alone: {reason}", stacklevel=2)
+    return None

@@ -1,0 +1,120 @@
+"""What a run is made of: one flat dataclass, every value in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "combine": ("sum", "concat"),
+    "norm": (None, "batch", "scale", "none"),
+    "block_norm": ("batch", "layer"),
+    "pool": ("mean", "last"),
+    "precision": ("float32", "bfloat16"),
+    "loader": ("auto", "resident", "workers"),
+    "pad": ("batch", "max"),
+    "accelerator": ("auto", "cpu", "gpu"),
+    "backend": ("auto", "torch", "triton", "reference"),
+}
+
+
+@dataclass
+class Experiment:
+    """One training run.
+
+    The task: `task` names it, `task_options` are its own, `data` is the path of one's own data (task "folder"); `rate`
+    < 1 trains on decimated signals. The model: as `MRConv`, `MRConvBlock` and `SequenceClassifier` explain. The recipe:
+    AdamW, `kernel_lr` without weight decay for kernels, none for biases and norms, cosine to 0 after `warmup_epochs` of
+    linear rise, per step; `clip` and `ema` of 0 are off. The machine: `precision`, `compile`, `loader` ("auto": on the
+    GPU itself if there is one and the data fits), `devices`, `strategy` and `nodes` as Lightning has them.
+    """
+
+    name: str = "run"
+    task: str = "listops"
+    task_options: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
+    data_dir: str | None = None
+    cache_dir: str | None = None
+    rate: float = 1.0
+    # the model
+    kernel: str = "fourier"
+    kernel_size: int = 1
+    depth: int = 6
+    d_model: int = 128
+    bidirectional: bool = False
+    combine: str = "sum"
+    decay: Any = None
+    norm: str | None = None
+    block_norm: str = "batch"
+    prenorm: bool = False
+    dropout: float = 0.0
+    pool: str = "mean"
+    mask_padding: bool = False
+    momentum: float = 0.1
+    backend: str = "auto"
+    # the recipe
+    lr: float = 0.003
+    kernel_lr: float = 0.001
+    weight_decay: float = 0.05
+    batch_size: int = 50
+    epochs: int = 40
+    warmup_epochs: float = 1.0
+    clip: float = 0.0
+    ema: float = 0.0
+    seed: int = 0
+    # the machine
+    precision: str = "float32"
+    compile: bool = False
+    loader: str = "auto"
+    workers: int = 0
+    bucket: bool = False
+    pad: str = "batch"
+    accelerator: str = "auto"
+    devices: Any = 1
+    strategy: str = "auto"
+    nodes: int = 1
+    sync_stats: bool = False
+    checkpoint_minutes: float = 10.0
+    limit_train: int = 0
+    limit_eval: int = 0
+    wandb: str = ""
+    out: str = "runs"
+
+    def check(self) -> None:
+        """Refuse values that make no sense, by name."""
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                known = ", ".join("null" if each is None else str(each) for each in allowed)
+                raise ValueError(f"{name} must be one of {known}; got {value!r}")
+        for name in ("kernel_size", "depth", "d_model", "batch_size", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("lr", "kernel_lr", "weight_decay", "warmup_epochs", "clip", "checkpoint_minutes", "limit_train"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}")
+        for name in ("dropout", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1); got {getattr(self, name)}")
+
+    @classmethod
+    def make(cls, values: Mapping[str, Any]) -> Experiment:
+        """Build from names and values; a mistyped name is refused with the nearest right one."""
+        for name in values:
+            check_key(name)
+        experiment = cls(**values)
+        experiment.check()
+        return experiment
+
+
+def check_key(name: str) -> None:
+    """Refuse a key that an experiment does not have."""
+    known = [f.name for f in dataclasses.fields(Experiment)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        raise ValueError(
+            f"there is no key {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; there are {known}")
+        )

@@ -1,0 +1,94 @@
+"""The Lightning data module: a task's splits through the loader that suits the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, data_loader, task
+from mrconv.tasks.base import Count, nothing
+
+from .config import Experiment
+
+ROOM = 0.25  # of a GPU's memory that a resident training split may take
+
+
+def make_task(experiment: Experiment) -> Task:
+    """Return the experiment's task."""
+    e = experiment
+    options: dict[str, Any] = dict(e.task_options)
+    if e.data:
+        options["path"] = e.data
+    if e.cache_dir:
+        options["cache_dir"] = Path(e.cache_dir)
+    return task(e.task, e.data_dir, **options)
+
+
+def prepare(experiment: Experiment, progress: Count = nothing) -> Prepared:
+    """Return the experiment's data, at its rate."""
+    data = make_task(experiment).prepare(progress)
+    return data if experiment.rate == 1 else data.decimated(experiment.rate)
+
+
+class TaskData(pl.LightningDataModule):
+    """Loaders for training, validation and test; without a validation split, test is what is watched."""
+
+    def __init__(self, experiment: Experiment, data: Prepared) -> None:
+        super().__init__()
+        self.experiment, self.data = experiment, data
+        if "train" not in data.splits or not {"val", "test"} & set(data.splits):
+            raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
+        self.watched = "val" if "val" in data.splits else "test"
+        self.evaluated = [name for name in ("val", "test") if name in data.splits]
+        self.loaders: dict[str, BatchLoader] = {}
+
+    def steps_per_epoch(self, world: int) -> int:
+        """Return how many batches of training an epoch has."""
+        n = len(self.data.splits["train"]) // (self.experiment.batch_size * world)
+        return min(n, self.experiment.limit_train or n)
+
+    def loader(self, split: str, train: bool, device: torch.device, rank: int = 0, world: int = 1) -> BatchLoader:
+        """Return a loader, the same one every time."""
+        e, key = self.experiment, f"{split}, {train}"
+        if key not in self.loaders:
+            options: dict[str, Any] = {"seed": e.seed, "rank": rank, "world": world, "pad": e.pad, "train": train}
+            make: Callable[..., BatchLoader] = data_loader
+            if e.loader == "resident" or (e.loader == "auto" and self._fits(split, device)):
+                make, options["device"] = ResidentLoader, device
+            else:
+                options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
+            size = e.batch_size if train else min(2 * e.batch_size, len(self.data.splits[split]))
+            self.loaders[key] = make(self.data, split, size, bucket=e.bucket and train, **options)
+        return self.loaders[key]
+
+    def _fits(self, split: str, device: torch.device) -> bool:
+        if device.type != "cuda":
+            return False
+        rows, width = len(self.data.splits[split]), int(self.data.splits[split].lengths.max())
+        size = rows * width * self.data.channels * self.data.splits[split].x.itemsize
+        return size < ROOM * torch.cuda.get_device_properties(device).total_memory
+
+    def _own(self, split: str, train: bool) -> BatchLoader:
+        trainer = self.trainer
+        assert trainer is not None
+        device = trainer.strategy.root_device
+        return self.loader(split, train, device, trainer.global_rank, trainer.world_size)
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the loader, at the beginning of this epoch."""
+        assert self.trainer is not None
+        loader = self._own("train", True)
+        loader.set_epoch(self.trainer.current_epoch)
+        return loader
+
+    def val_dataloader(self) -> list[BatchLoader]:
+        """Return those of validation and test; of test alone where there is no validation."""
+        return [self._own(name, False) for name in self.evaluated]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a batch."""
+        return batch.to(device, non_blocking=True)

@@ -1,0 +1,87 @@
+"""A trained run, scored and merged again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import mrconv
+from mrconv import MRConv, reparameterize
+
+from .compose import composed, spelled_out
+from .config import Experiment
+from .data import prepare
+from .run import MERGED, MODEL, read_run, score
+
+
+def saved_model(folder: Path) -> nn.Module:
+    """Return the model in a folder that `save_pretrained` wrote."""
+    config = folder / "config.json"
+    if not config.exists():
+        raise FileNotFoundError(f"{folder} holds no model (no config.json)")
+    return getattr(mrconv, json.loads(config.read_text())["architecture"]).from_pretrained(folder)
+
+
+def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment:
+    """Return the experiment with some values changed, KEY=VALUE as on the command line."""
+    if not settings:
+        return experiment
+    typed = composed(settings)  # also checks them
+    names = {text.partition("=")[0].lstrip("+").split(".")[0] for text in spelled_out(settings)}
+    changes = {name: getattr(typed, name) for name in names}
+    if "task_options" in changes:
+        changes["task_options"] = experiment.task_options | changes["task_options"]
+    return dataclasses.replace(experiment, **changes)
+
+
+def evaluate(
+    folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
+) -> dict[str, float]:
+    """Return a run's accuracy by split; at another rate, the model is sampled anew and merged there."""
+    trained = read_run(folder)
+    experiment = with_settings(trained, settings)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data = prepare(experiment)
+    rate = experiment.rate / trained.rate
+    if rate == 1:
+        model = saved_model(folder / (MERGED if merged else MODEL))
+    else:
+        model = saved_model(folder / MODEL)
+        if merged:
+            reparameterize(model, rate)
+    return score(model.to(place), data, experiment, place, None if merged else rate)
+
+
+def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:
+    """Merge a run's model, compare it with the branches on random inputs, save it; return where, error and sizes."""
+    experiment = read_run(folder)
+    model, merged = saved_model(folder / MODEL).eval(), saved_model(folder / MODEL)
+    reparameterize(merged, rate)
+    for layer in model.modules():
+        if isinstance(layer, MRConv):
+            layer.backend = "reference"  # N convolutions and N BatchNorms, to compare with
+    error = difference(model, merged, rate)
+    if not error < 1e-3:
+        raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
+    out = out or folder / (MERGED if rate is None or rate == experiment.rate else f"{MERGED}-{rate:g}")
+    merged.save_pretrained(out)  # type: ignore[operator]
+    before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
+    return out, error, (before, after)
+
+
+@torch.no_grad()
+def difference(model: nn.Module, merged: nn.Module, rate: float | None) -> float:
+    """Return the largest difference of two models' logits on random inputs, relative to the largest logit."""
+    c: Any = model.config
+    length = max(1, round(c.l_max * (rate or 1)))
+    shape = (2, length) if c.vocab_size else (2, length, c.d_input)
+    x = torch.randint(c.vocab_size, shape) if c.vocab_size else torch.randn(shape)
+    inputs = (x, x.flip(0)) if isinstance(model, mrconv.TwoTowerClassifier) else (x,)
+    a, b = model(*inputs, rate=rate), merged(*inputs)
+    return float((a - b).abs().max() / a.abs().max())

@@ -1,0 +1,69 @@
+"""What a run leaves behind besides its weights: its config, its environment, its result."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import mrconv
+
+CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
+PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, all of it or nothing."""
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def write_config(path: Path, values: dict[str, Any]) -> None:
+    """Write a config as YAML."""
+    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+
+def environment() -> dict[str, Any]:
+    """Return hardware, versions and the revision of the code."""
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "mrconv": mrconv.__version__,
+        "revision": revision(),
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        **versions,
+    }
+
+
+def revision() -> str | None:
+    """Return the git revision of the code that runs, with a + if it was changed since; None if it is not in git."""
+    folder = Path(mrconv.__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"],
+            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def command() -> str:
+    """Return the command that was typed, without the path of the program."""
+    return " ".join(["mrconv", *sys.argv[1:]])

@@ -1,0 +1,242 @@
+"""The results of runs, beside the paper's: found in result.json files, joined over seeds, as a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .paper import EPOCHS, EXAMPLES, Published, published
+
+RESULT, METRICS = "result.json", "metrics.csv"
+NOTHING = "–"
+
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "task": str,
+    "partial": bool,
+    "accuracy": dict,
+    "merged_accuracy": dict,
+    "epochs": int,
+    "parameters": int,
+    "seconds": (int, float),
+    "seed": int,
+    "environment": dict,
+}
+# What may differ between runs that are one experiment with several seeds.
+APART = {
+    "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "backend", "checkpoint_minutes",
+    "wandb", "out",
+}  # fmt: skip
+
+COLUMNS = {
+    "run": "run",
+    "task": "task",
+    "seeds": "seeds",
+    "test": "test, %",
+    "merged": "merged, %",
+    "paper": "paper, %",
+    "difference": "difference",
+    "peer": "best peer in the paper",
+    "parameters": "parameters",
+    "epochs": "epochs",
+    "time": "time a run",
+    "hardware": "hardware",
+    "revision": "revision",
+    "notes": "notes",
+}
+LEFT = ("run", "task", "seeds", "peer", "hardware", "revision", "notes")
+NOT_ON_TERMINALS = ("task", "hardware", "revision")
+
+
+def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """Read every result.json under the folders; a copy of a result counts once.
+
+    Each is what the file holds, with its `path` and the `epochs_done` (None where nothing tells).
+    """
+    folders = list(folders)
+    missing = [str(folder) for folder in folders if not folder.exists()]
+    if missing:
+        raise ValueError(f"not there: {', '.join(missing)}")
+    found: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    for path in _files(folders):
+        try:
+            result = read(path)
+        except ValueError as error:
+            wrong.append(str(error))
+            continue
+        if not any(result == {k: v for k, v in each.items() if k not in ("path", "epochs_done")} for each in found):
+            found.append(result | {"path": path, "epochs_done": _epochs_done(result, path.with_name(METRICS))})
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return sorted(found, key=lambda result: (result["name"], result["seed"], str(result["path"])))
+
+
+def _files(folders: Sequence[Path]) -> list[Path]:
+    paths = [p for f in folders for p in (sorted(f.rglob(RESULT)) if f.is_dir() else [f])]
+    return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read one result.json; refuse one that lacks what a result has."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(result, dict):
+        raise ValueError(f"{path} is not the result of a run: it holds no object")
+    for key, kind in KEYS.items():
+        if key not in result:
+            raise ValueError(f"{path} is not the result of a run: it has no {key!r}")
+        if not isinstance(result[key], kind) or (kind is not bool and isinstance(result[key], bool)):
+            raise ValueError(f"{path}: {key!r} cannot be {json.dumps(result[key])}")
+    for key in ("accuracy", "merged_accuracy"):
+        for split, value in result[key].items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ValueError(f"{path}: {key!r} of {split} must be from 0 to 1; got {json.dumps(value)}")
+    return result
+
+
+def _epochs_done(result: Mapping[str, Any], metrics: Path) -> int | None:
+    """Return how many epochs a run did; what a partial one did is in its metrics.csv only."""
+    if not result["partial"]:
+        return int(result["epochs"])
+    try:
+        with metrics.open(newline="", encoding="utf-8") as file:
+            return max(int(row["epoch"]) for row in csv.DictReader(file))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def join(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Group runs that differ in their seed only; partial runs stay alone."""
+    groups: list[tuple[Any, list[Mapping[str, Any]]]] = []
+    for row in rows:
+        config = {k: v for k, v in row.get("config", {}).items() if k not in APART}
+        same = (row["name"], row["task"], config)
+        for key, group in groups:
+            alone = row["partial"] or group[0]["partial"] or row["seed"] in [each["seed"] for each in group]
+            if key == same and not alone:
+                group.append(row)
+                break
+        else:
+            groups.append((same, [row]))
+    return [group for _, group in groups]
+
+
+def lines(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return what each line of a table says, by column."""
+    return [_line(group) for group in join(rows)]
+
+
+def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    first = group[0]
+    test = [100 * row["accuracy"]["test"] for row in group if "test" in row["accuracy"]]
+    merged = [100 * row["merged_accuracy"]["test"] for row in group if "test" in row["merged_accuracy"]]
+    paper = _published(first)
+    says = dict.fromkeys(COLUMNS, NOTHING) | {
+        "run": first["name"],
+        "task": first["task"],
+        "seeds": ", ".join(str(row["seed"]) for row in group),
+        "test": spread(test),
+        "merged": spread(merged),
+        "parameters": " or ".join(dict.fromkeys(f"{row['parameters']:,}" for row in group)),
+        "epochs": _epochs(first),
+        "time": " to ".join(dict.fromkeys(duration(f([r["seconds"] for r in group])) for f in (min, max))),
+        "hardware": _all(group, "hardware"),
+        "revision": _all(group, "revision"),
+        "notes": "; ".join(notes(first)) or NOTHING,
+    }
+    if paper is not None:
+        says["paper"] = "chance" if paper.accuracy is None else f"{paper.accuracy:.2f}"
+        says["peer"] = f"{paper.peer} {paper.peer_accuracy:.2f}"
+        if test and paper.accuracy is not None:
+            says["difference"] = f"{statistics.mean(test) - paper.accuracy:+.2f}".replace("-", "−")
+    return says
+
+
+def _published(row: Mapping[str, Any]) -> Published | None:
+    return published(row["name"]) if row["name"].split("-")[0] == row["task"] else None
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the mean and, of several values, the standard deviation (of n - 1)."""
+    if not values:
+        return NOTHING
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Return hours, minutes and seconds."""
+    if not math.isfinite(seconds):
+        return NOTHING
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _epochs(row: Mapping[str, Any]) -> str:
+    if not row["partial"]:
+        return str(row["epochs"])
+    done = row.get("epochs_done")
+    return f"{'?' if done is None else done} of {row['epochs']}"
+
+
+def _all(group: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Return the values that an environment's key has in a group; a revision with its first 10 digits."""
+    found = dict.fromkeys(row["environment"].get(key) or NOTHING for row in group)
+    if key == "revision":
+        found = dict.fromkeys(text[:10] + "+" * (len(text) > 10 and text.endswith("+")) for text in found)
+    return ", ".join(found)
+
+
+def notes(row: Mapping[str, Any]) -> list[str]:
+    """Return what keeps a run from being compared with the paper's as it stands."""
+    config, found = row.get("config", {}), []
+    if row["partial"]:
+        found.append("partial")
+    if config.get("limit_train"):
+        found.append(f"{config['limit_train']} batches an epoch")
+    if config.get("limit_eval"):
+        found.append(f"{config['limit_eval']} batches evaluated")
+    if config.get("rate", 1) != 1:
+        found.append(f"trained at rate {config['rate']:g}")
+    if _published(row) is not None:
+        task, examples = row["task"], row.get("examples", {}).get("train")
+        if row["epochs"] != EPOCHS[task]:
+            found.append(f"{EPOCHS[task]} epochs in the paper")
+        if task in EXAMPLES and examples is not None and examples != EXAMPLES[task]:
+            found.append(f"{examples:,} training examples, {EXAMPLES[task]:,} in the paper")
+    if row.get("watched") == "test/accuracy":
+        found.append("epoch chosen by test")
+    return found
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return an aligned table for a terminal."""
+    shown = [key for key in COLUMNS if key not in NOT_ON_TERMINALS]
+    cells = [[COLUMNS[key] for key in shown]] + [[line[key] for key in shown] for line in lines(rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    text = []
+    for row in cells:
+        parts = [
+            cell.ljust(width) if key in LEFT else cell.rjust(width)
+            for key, cell, width in zip(shown, row, widths, strict=True)
+        ]
+        text.append("  ".join(parts).rstrip())
+    return "\n".join(text)
+
+
+def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table in Markdown, with all columns."""
+    sides = [":---" if key in LEFT else "---:" for key in COLUMNS]
+    cells = [list(COLUMNS.values()), sides, *(list(line.values()) for line in lines(rows))]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells) + "\n"

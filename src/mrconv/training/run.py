@@ -1,0 +1,203 @@
+"""A whole run: train, evaluate, merge, record."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import yaml
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch import nn
+
+from mrconv import reparameterize
+from mrconv.tasks import BatchLoader, Prepared, data_loader
+from mrconv.tasks.base import Count, nothing
+
+from . import record
+from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
+from .config import Experiment
+from .data import TaskData, prepare
+from .module import NotFinite, Training, build_model, logits
+from .progress import EpochLines
+
+MODEL, MERGED = "model", "merged"
+MACHINE = {
+    "data_dir", "cache_dir", "loader", "workers", "accelerator", "devices", "strategy", "nodes", "compile", "backend",
+    "checkpoint_minutes", "wandb", "out",
+}  # fmt: skip
+"""What may differ when a run goes on."""
+
+
+def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet: bool = False) -> dict[str, Any]:
+    """Train in a run folder, going on from its last checkpoint if there is one; return the result, which it records."""
+    experiment.check()
+    check_same(experiment, folder)
+    if (folder / record.RESULT).exists() and not read_result(folder)["partial"]:
+        return dict(read_result(folder))
+    pl.seed_everything(experiment.seed, workers=True, verbose=False)
+    data = prepare(experiment, progress)
+    module = TaskData(experiment, data)
+    model = build_model(experiment, data)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = last_good(folder)
+    watch = Checkpoints(folder, f"{module.watched}/accuracy", experiment.checkpoint_minutes)
+    trainer = make_trainer(experiment, folder, [watch] if quiet else [watch, EpochLines()])
+    steps = module.steps_per_epoch(trainer.world_size)
+    if steps == 0:
+        raise ValueError(
+            f"{len(data.splits['train'])} training examples do not fill one batch of {experiment.batch_size} on each "
+            f"of {trainer.world_size} device(s): lower batch_size"
+        )
+    training = Training(experiment, model, len(data.classes), steps, module.evaluated)
+    if trainer.is_global_zero:
+        record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
+        record.write_json(folder / record.ENVIRONMENT, record.environment())
+    try:
+        trainer.fit(training, module, ckpt_path=checkpoint, weights_only=True)
+    except SIGTERMException:
+        raise SystemExit(143) from None  # not 0, which Lightning leaves it at: the run is not done
+    except NotFinite as error:
+        kept = last_good(folder)
+        where = f"the last good checkpoint is {kept}" if kept else "there is no checkpoint from before that"
+        raise NotFinite(f"{error}; {where}") from error
+    if not trainer.is_global_zero:
+        return {}
+    return finish(experiment, folder, data, watch, trainer.current_epoch < experiment.epochs)
+
+
+def check_same(experiment: Experiment, folder: Path) -> None:
+    """Refuse a folder that holds the run of another experiment: going on with it would make neither."""
+    if not (folder / record.CONFIG).exists():
+        return
+    there, here = dataclasses.asdict(read_run(folder)), dataclasses.asdict(experiment)
+    other = [name for name in here if name not in MACHINE and there[name] != here[name]]
+    if other:
+        told = ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here" for name in other[:3])
+        raise ValueError(f"{folder} holds another run ({told}): give another name or out, or remove it")
+
+
+def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]) -> pl.Trainer:
+    """Return Lightning's trainer for this experiment."""
+    e = experiment
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # torchmetrics has added up over processes
+    if e.ema:
+        from pytorch_lightning.callbacks import EMAWeightAveraging
+
+        callbacks = [*callbacks, EMAWeightAveraging(decay=e.ema)]
+    loggers: list[Any] = []
+    if importlib.util.find_spec("tensorboard") is not None:
+        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
+    if e.wandb:
+        from pytorch_lightning.loggers import WandbLogger
+
+        loggers.append(WandbLogger(project=e.wandb, name=e.name, save_dir=folder))
+    return pl.Trainer(
+        accelerator=e.accelerator,
+        devices=e.devices,
+        num_nodes=e.nodes,
+        strategy=e.strategy,
+        precision="bf16-mixed" if e.precision == "bfloat16" else "32-true",
+        max_epochs=e.epochs,
+        gradient_clip_val=e.clip or None,
+        limit_train_batches=e.limit_train or None,
+        limit_val_batches=e.limit_eval or None,
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,  # nothing is logged per step
+        callbacks=callbacks,
+        logger=loggers or False,
+        plugins=[AtomicIO()],
+        default_root_dir=folder,
+    )
+
+
+def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoints, partial: bool) -> dict[str, Any]:
+    """Evaluate the best weights, merge them, compare, and record all of it."""
+    model = load_model(folder, data, experiment)
+    device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
+    scores = score(model.to(device), data, experiment, device)
+    model.cpu().save_pretrained(folder / MODEL)  # type: ignore[operator]
+    parameters = sum(p.numel() for p in model.parameters())
+    reparameterize(model)
+    merged = score(model.to(device), data, experiment, device)
+    model.cpu().save_pretrained(folder / MERGED)  # type: ignore[operator]
+    result = {
+        "name": experiment.name,
+        "task": experiment.task,
+        "partial": partial,
+        "accuracy": scores,
+        "merged_accuracy": merged,
+        "best_epoch": watch.best_epoch + 1,
+        "watched": watch.watched,
+        "epochs": experiment.epochs,
+        "parameters": parameters,
+        "merged_parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": round(watch.seconds, 1),
+        "seed": experiment.seed,
+        "command": record.command(),
+        "examples": {name: len(split) for name, split in data.splits.items()},
+        "environment": record.environment(),
+        "config": dataclasses.asdict(experiment),
+    }
+    record.write_json(folder / record.RESULT, result)
+    return result
+
+
+def load_model(folder: Path, data: Prepared, experiment: Experiment) -> nn.Module:
+    """Return the model with the best weights of a run, unmerged, in eval mode."""
+    path = folder / BEST if (folder / BEST).exists() else last_good(folder)
+    if path is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint")
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    model = build_model(experiment, data)
+    model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
+    return model.eval()
+
+
+@torch.no_grad()
+def score(
+    model: nn.Module, data: Prepared, experiment: Experiment, device: torch.device, rate: float | None = None
+) -> dict[str, float]:
+    """Return the accuracy on validation and test, every example once."""
+    model.eval()
+    found = {}
+    for name in [name for name in ("val", "test") if name in data.splits]:
+        right, count = torch.zeros((), dtype=torch.int64, device=device), 0
+        loader: BatchLoader = data_loader(data, name, 2 * experiment.batch_size, train=False)
+        for i, batch in enumerate(loader):
+            if experiment.limit_eval and i == experiment.limit_eval:
+                break
+            right += (logits(model, batch.to(device), rate).argmax(-1) == batch.y.to(device)).sum()
+            count += len(batch)
+        found[name] = int(right) / count
+    return found
+
+
+def read_run(folder: Path) -> Experiment:
+    """Return the experiment of a run folder."""
+    path = folder / record.CONFIG
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} is no run: it has no {record.CONFIG}")
+    return Experiment.make(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def read_result(path: Path) -> Mapping[str, Any]:
+    """Return a result.json, given it or its folder."""
+    return json.loads((path / record.RESULT if path.is_dir() else path).read_text(encoding="utf-8"))

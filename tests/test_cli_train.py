@@ -1,0 +1,107 @@
+"""mrconv train, evaluate, reparameterize: as typed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mrconv.cli import main
+
+SETTINGS = [
+    "task=listops",
+    "task_options={train_size: 40, val_size: 10, test_size: 10, min_length: 10, max_length: 60, length: 64}",
+    "d_model=8",
+    "depth=2",
+    "kernel_size=2",
+    "batch_size=10",
+    "epochs=1",
+    "accelerator=cpu",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("cli")
+    assert main(["train", *SETTINGS, f"out={place}", f"data_dir={place / 'data'}", "name=mini"]) == 0
+    return place
+
+
+def test_a_run_leaves_its_record(folder, capsys):
+    run = folder / "mini-seed0"
+    assert json.loads((run / "result.json").read_text())["partial"] is False
+    for name in ("config.yaml", "environment.json", "metrics.csv", "best.ckpt", "last.ckpt"):
+        assert (run / name).exists(), name
+    for name in ("model", "merged"):
+        assert (run / name / "model.safetensors").exists()
+
+
+def test_evaluate_and_reparameterize(folder, capsys):
+    run = str(folder / "mini-seed0")
+    assert main(["evaluate", run, "--device", "cpu"]) == 0
+    merged = capsys.readouterr().out
+    assert main(["evaluate", run, "--device", "cpu", "--branches"]) == 0
+    assert capsys.readouterr().out == merged
+    assert [line.split()[0] for line in merged.splitlines()] == ["val", "test"]
+    assert main(["reparameterize", run, "--out", str(folder / "again")]) == 0
+    assert "largest difference of the logits" in capsys.readouterr().out
+    assert (folder / "again" / "model.safetensors").exists()
+
+
+def test_a_sweep_of_two(folder, capsys):
+    settings = [*SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=sweep", "seed=1,2"]
+    assert main(["train", "-m", *settings]) == 0
+    results = [json.loads((folder / "sweep" / str(i) / "result.json").read_text()) for i in range(2)]
+    assert [result["seed"] for result in results] == [1, 2]
+
+
+def test_two_processes_give_the_curve_of_one(folder):
+    def losses(name, *settings):
+        where = [f"out={folder}", f"data_dir={folder / 'data'}", f"name={name}", "sync_stats=true", "pad=max"]
+        command = [sys.executable, "-m", "mrconv", "train", *SETTINGS, *where, *settings]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+        assert done.returncode == 0, done.stderr[-2000:]
+        lines = (folder / f"{name}-seed0" / "metrics.csv").read_text().splitlines()
+        row = dict(zip(lines[0].split(","), map(float, lines[-1].split(",")), strict=True))
+        return [row[f"{split}/loss"] for split in ("train", "val", "test")]
+
+    one = losses("one")
+    two = losses("two", "devices=2", "strategy=ddp", "batch_size=5")
+    assert two == pytest.approx(one, rel=1e-5)
+
+
+def environment():
+    import os
+
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def test_what_is_asked_for_can_be_seen_first(capsys):
+    assert main(["train", "--list"]) == 0
+    assert "listops-base" in capsys.readouterr().out.split()
+    assert main(["train", "--show", "experiment=image-base", "seed=7"]) == 0
+    shown = capsys.readouterr().out
+    assert "kernel: dilated\n" in shown
+    assert "seed: 7\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "lrr=1"], "there is no key 'lrr'; did you mean 'lr'?"),
+        (["train", "experiment=listop-base"], "near it: listops-base"),
+        (["train", "task=text", "data_dir=/nowhere"], "text: none of aclImdb"),
+        (["train", "task=folder"], "folder"),
+        (["evaluate", "/nowhere"], "/nowhere is no run: it has no config.yaml"),
+        (["reparameterize", "/nowhere"], "/nowhere is no run: it has no config.yaml"),
+        (["reparameterize", "/nowhere", "--rate", "0"], "argument --rate: must be positive; got 0.0"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

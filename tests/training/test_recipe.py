@@ -1,0 +1,90 @@
+"""The recipe: groups, schedule, loaders, precision, averaging; and what the trainer is told."""
+
+import math
+
+import pytest
+import torch
+
+from mrconv.training import run
+from mrconv.training.data import TaskData
+from mrconv.training.module import Training, build_model
+from mrconv.training.schedule import cosine_factor
+
+from .miniature import data, listops, small
+
+
+def test_the_rate_rises_linearly_and_falls_as_half_a_cosine():
+    factors = [cosine_factor(step, 10, 110) for step in range(111)]
+    assert factors[:11] == pytest.approx([i / 10 for i in range(11)])
+    assert factors[60] == pytest.approx(0.5)
+    assert factors[85] == pytest.approx(0.5 * (1 + math.cos(0.75 * math.pi)))
+    assert factors[110] == pytest.approx(0, abs=1e-12)
+    assert cosine_factor(0, 0, 10) == 1
+
+
+def test_kernels_have_their_own_rate_and_neither_they_nor_norms_decay():
+    experiment = listops(lr=0.01, kernel_lr=0.002, weight_decay=0.3)
+    tiny = data("listops")
+    training = Training(experiment, build_model(experiment, tiny), 2, 5, ["val", "test"])
+    optimizer = training.configure_optimizers()["optimizer"]
+    by_name = {name: group for group in optimizer.param_groups for name in names(training, group)}
+    kernel = by_name["model.backbone.blocks.0.layer.branches.0.kernel.modes"]
+    assert (kernel["initial_lr"], kernel["weight_decay"]) == (0.002, 0.0)
+    norm = by_name["model.backbone.blocks.0.norm.weight"]
+    assert (norm["initial_lr"], norm["weight_decay"]) == (0.01, 0.0)
+    linear = by_name["model.backbone.blocks.0.mix.weight"]
+    assert (linear["initial_lr"], linear["weight_decay"]) == (0.01, 0.3)
+    assert len(by_name) == len(list(training.parameters()))
+
+
+def names(module, group):
+    return [name for name, p in module.named_parameters() if any(p is q for q in group["params"])]
+
+
+def test_without_a_validation_split_the_test_split_is_watched():
+    assert TaskData(listops(), data("text")).watched == "test"
+    assert TaskData(listops(), data("listops")).watched == "val"
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    def train(task="listops", **changes):
+        tiny = data(task, 64)
+        monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        return run.train(
+            small(listops(task=task), **({"limit_train": 0, "dropout": 0.0} | changes)), folder, quiet=True
+        )
+
+    return train
+
+
+def test_it_learns(trained):
+    assert trained("image", epochs=6, lr=0.02)["accuracy"]["test"] > 0.9
+
+
+@pytest.mark.parametrize("change", [{"loader": "resident"}, {"loader": "workers"}, {"pad": "max"}, {"bucket": True}])
+def test_every_loader_trains(trained, change):
+    assert 0 <= trained(**change)["accuracy"]["test"] <= 1
+
+
+def test_both_loaders_train_alike(trained):
+    assert trained(loader="resident")["accuracy"] == trained(loader="workers")["accuracy"]
+
+
+def test_bfloat16_clipping_and_averaging_train(trained):
+    assert trained("image", precision="bfloat16", clip=1.0, ema=0.9, epochs=2)["merged_accuracy"]["test"] >= 0
+
+
+def test_too_few_examples_are_told(trained):
+    with pytest.raises(ValueError, match="64 training examples do not fill one batch of 100"):
+        trained(batch_size=100)
+
+
+def test_a_record_says_how_it_was_made(trained):
+    result = trained()
+    assert result["environment"]["torch"] == torch.__version__
+    assert result["examples"] == {"train": 64, "val": 64, "test": 64}
+    assert result["parameters"] > 0
+    assert result["config"]["lr"] == 0.003
+    assert result["seconds"] > 0

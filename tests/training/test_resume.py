@@ -1,0 +1,129 @@
+"""A run that was stopped goes on as if it had not been; what is broken is named."""
+
+import csv
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+
+from mrconv.training import run
+from mrconv.training.checkpoints import AtomicIO, last_good
+from mrconv.training.module import NotFinite, Training
+
+from .miniature import listops
+
+
+def start(folder, epochs=3):
+    command = [sys.executable, "-m", "tests.training.miniature", str(folder), str(epochs)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def weights(folder):
+    return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "unbroken"
+    process = start(folder)
+    assert process.wait() == 0, process.stdout.read()
+    return folder
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_was_killed_ends_with_the_same_bits(how, unbroken):
+    folder = unbroken.parent / f"stopped-{how.name}"
+    process = start(folder)
+    for line in process.stdout:
+        if line.startswith("epoch   2/3" if how == signal.SIGKILL else "epoch   1/3"):
+            process.send_signal(how)
+            break
+    assert process.wait() != 0
+    process.stdout.close()
+    assert not (folder / "result.json").exists()
+    again = start(folder)
+    assert again.wait() == 0, again.stdout.read()
+    expected, found = weights(unbroken), weights(folder)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    tables = [list(csv.DictReader((each / "metrics.csv").open())) for each in (unbroken, folder)]
+    assert tables[0] == tables[1]
+    assert [row["epoch"] for row in tables[1]] == ["1", "2", "3"]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(unbroken):
+    folder = unbroken.parent / "damaged"
+    process = start(folder, 2)
+    assert process.wait() == 0
+    last = folder / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-2000])
+    with pytest.warns(UserWarning, match=r"last\.ckpt cannot be read and is left alone"):
+        assert last_good(folder) == folder / "previous.ckpt"
+
+
+def test_a_checkpoint_with_code_in_it_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    torch.save({"mrconv": Evil()}, tmp_path / "last.ckpt")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert last_good(tmp_path) is None
+    with pytest.raises(Exception, match=r"[Ww]eights"):
+        AtomicIO().load_checkpoint(tmp_path / "last.ckpt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_disk_that_is_full_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "last.ckpt"
+    AtomicIO().save_checkpoint({"x": torch.ones(3)}, path)
+
+    def full(checkpoint, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        AtomicIO().save_checkpoint({"x": torch.zeros(3)}, path)
+    assert torch.equal(AtomicIO().load_checkpoint(path)["x"], torch.ones(3))
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_rate_and_checkpoint(tmp_path, monkeypatch):
+    plain = Training.training_step
+
+    def sick(self, batch, index):
+        loss = plain(self, batch, index)
+        if self.global_step == 5:
+            self.recent[-1] = torch.tensor(math.nan)
+        return loss
+
+    monkeypatch.setattr(Training, "training_step", sick)
+    experiment = listops(data_dir=str(tmp_path / "data"))
+    with pytest.raises(NotFinite, match=r"loss at step 6 is not finite \(learning rate now .*last\.ckpt"):
+        run.train(experiment, tmp_path / "run", quiet=True)
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path):
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=1)
+    run.train(experiment, tmp_path / "run", quiet=True)
+    other = listops(data_dir=str(tmp_path / "data"), epochs=1, lr=0.1)
+    with pytest.raises(ValueError, match=r"holds another run .*lr is 0\.003 there and 0\.1 here"):
+        run.train(other, tmp_path / "run", quiet=True)
+
+
+def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path):
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=1)
+    first = run.train(experiment, tmp_path / "run", quiet=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = time.monotonic()
+        again = run.train(experiment, tmp_path / "run", quiet=True)
+    assert again["accuracy"] == first["accuracy"]
+    assert again["seconds"] == first["seconds"]
+    assert time.monotonic() - start < 60
