@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import mrconv
 
-from . import bench, data, evaluate, plot, train
+from . import bench, data, evaluate, plot, results, train
 from .parser import CommandError, Parser
 
 __all__ = ["CommandError", "main"]
 
-COMMANDS = (train, evaluate, data, bench, plot)
+COMMANDS = (train, evaluate, results, plot, data, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,10 +19,32 @@ def add(commands: Any) -> None:
     length = figures.add_parser("length", help=what, description=what[0].upper() + what[1:] + ".")
     length.add_argument("file", type=Path, metavar="FILE.json")
     length.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
-    length.set_defaults(run=run)
+    length.set_defaults(run=run_length)
+    what = "a run's learning curves, the weights of its resolutions and its merged kernels"
+    trained = figures.add_parser("run", help=what, description=what[0].upper() + what[1:] + ".")
+    trained.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    trained.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/figures")
+    trained.set_defaults(run=run_run)
 
 
-def run(given: argparse.Namespace) -> None:
+def run_run(given: argparse.Namespace) -> None:
+    """Draw all that a run folder has the data for."""
+    if not given.folder.is_dir():
+        raise CommandError(f"{given.folder} is no folder")
+    try:
+        from mrconv.training.figures import draw_run
+    except ImportError as error:
+        raise CommandError(f"`mrconv plot run` needs {error.name}: pip install 'mrconv[train]'") from None
+    try:
+        for path in draw_run(given.folder, given.out):
+            print(path)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    except OSError as error:
+        raise CommandError(f"cannot draw {given.folder}: {error}") from None
+
+
+def run_length(given: argparse.Namespace) -> None:
     """Read, check, draw."""
     try:
         found = json.loads(given.file.read_text())

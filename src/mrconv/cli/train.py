@@ -9,8 +9,8 @@ from typing import Any
 from .data import progress, told
 from .parser import CommandError, Parser
 
-ABOUT = """Train a model, evaluate it, merge it and record how it was made, in OUT/NAME-seedSEED (a sweep: in OUT/NAME/0, 1, ...).
-Started again, a run goes on from its last checkpoint."""
+ABOUT = """Train a model, evaluate it, merge it and record how it was made, in OUT/NAME-seedSEED (of a sweep, in
+OUT/NAME/0, 1, ...). Started again, a run goes on from its last checkpoint."""
 MORE = """
 examples:
   mrconv train experiment=listops-base

@@ -1,6 +1,16 @@
 """Training with Lightning: one flat config, one run folder."""
 
+from typing import Any
+
 from .config import Experiment
-from .run import train
 
 __all__ = ["Experiment", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import Lightning only for what needs it."""
+    if name == "train":
+        from .run import train
+
+        return train
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -101,34 +101,45 @@ def learning_curves(folder: Path, out: Path) -> None:
     result = _read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
     figure = Figure(figsize=(9, 3.6), layout=ConstrainedLayoutEngine(wspace=0.05))
     losses, accuracies = figure.subplots(1, 2, sharex=True)
+    shown: dict[str, Any] = {}  # the legend
     for name, colour in SPLITS.items():
         for axes, kind, scale in ((losses, "loss", 1), (accuracies, "accuracy", 100)):
             if f"{name}/{kind}" in metrics:
                 epochs, values = metrics[f"{name}/{kind}"]
-                marker = "o" if len(epochs) < 25 else ""
-                kept = [scale * value for value in values]
-                axes.plot(epochs, kept, color=colour, marker=marker, markersize=3.5, linewidth=1.5, label=name)
-    if result.get("watched") in metrics:
-        epochs, values = metrics[result["watched"]]
-        if result.get("best_epoch") in epochs:
-            best = 100 * values[epochs.index(result["best_epoch"])]
-            ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": "black", "linestyle": "none"}
-            label = f"kept: epoch {result['best_epoch']}"
-            accuracies.plot([result["best_epoch"]], [best], marker="o", label=label, clip_on=False, zorder=5, **ring)
-    paper = published(result.get("name", ""))
-    if paper is not None and paper.accuracy is not None:
-        label = f"paper, test: {paper.accuracy:.2f}"
-        accuracies.axhline(paper.accuracy, color="0.45", linestyle="--", linewidth=1.2, label=label)
+                look: dict[str, Any] = {"color": colour, "marker": "o" if len(epochs) < 25 else "", "markersize": 3.5}
+                (shown[name],) = axes.plot(epochs, [scale * v for v in values], linewidth=1.5, label=name, **look)
+    shown |= _marks(accuracies, metrics, result)
     for axes, label in ((losses, "cross-entropy, nats"), (accuracies, "accuracy, %")):
         axes.set_xlabel("epoch")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        _plain(axes)
-    handles, labels = accuracies.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        axes.grid(which="major", color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown), frameon=False)
     partial = ", partial" if result.get("partial") else ""
     figure.suptitle(f"{result.get('name', folder.name)}{partial}", fontsize="medium")
     figure.savefig(out, dpi=150)
+
+
+def _marks(axes: Axes, metrics: dict[str, tuple[list[int], list[float]]], result: dict[str, Any]) -> dict[str, Any]:
+    """Mark the epoch that was kept and the paper's accuracy; return both by their labels."""
+    shown: dict[str, Any] = {}
+    epochs, values = metrics.get(result.get("watched", ""), ([], []))
+    epoch = result.get("best_epoch")
+    if epoch in epochs:
+        label, best = f"kept: epoch {epoch}", 100 * values[epochs.index(epoch)]
+        ring: dict[str, Any] = {
+            "markersize": 9,
+            "markerfacecolor": "none",
+            "markeredgecolor": "black",
+            "linestyle": "none",
+        }
+        (shown[label],) = axes.plot([epoch], [best], marker="o", label=label, clip_on=False, zorder=5, **ring)
+    paper = published(result.get("name", ""))
+    if paper is not None and paper.accuracy is not None:
+        label = f"paper, test: {paper.accuracy:.2f}"
+        shown[label] = axes.axhline(paper.accuracy, color="0.45", linestyle="--", linewidth=1.2, label=label)
+    return shown
 
 
 def alpha_magnitudes(model: nn.Module) -> list[Array]:
@@ -246,7 +257,8 @@ def _draw_kernel(axes: Axes, lags: Array, kernel: Array) -> Any:
     norm = SymLogNorm(LINEAR, linscale=0.5, vmin=-1, vmax=1, base=10)
     image = axes.pcolormesh(edges, np.arange(len(chosen) + 1), values, cmap="RdBu_r", norm=norm)
     both = lags[0] < 0
-    steps = [n for n in ((16**k if both else 4**k) for k in range(1, 12)) if n <= lags[-1] + 1]
+    base = 16 if both and lags[-1] > 256 else 4
+    steps = [n for n in (base**k for k in range(1, 12)) if n <= lags[-1] + 1]
     ticks = [*(-n for n in reversed(steps) if both), 0, *steps]
     axes.set_xticks([float(place(n)) for n in ticks], [_short(n) for n in ticks], fontsize=8)
     axes.set_yticks([])
@@ -272,11 +284,6 @@ def binned(lags: Array, kernel: Array) -> tuple[Array, Array]:
             starts.append(i)
     low, high = np.minimum.reduceat(kernel, starts, axis=1), np.maximum.reduceat(kernel, starts, axis=1)
     return np.append(edges[starts], edges[-1]), np.where(-low > high, low, high)
-
-
-def _plain(axes: Axes) -> None:
-    axes.grid(which="major", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _short(n: float) -> str:

@@ -105,7 +105,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _epochs_done(result: Mapping[str, Any], metrics: Path) -> int | None:
-    """Return how many epochs a run did; what a partial one did is in its metrics.csv only."""
+    """Return how many epochs a run did: as recorded, or by its metrics.csv."""
+    if "epochs_done" in result:
+        return int(result["epochs_done"])
     if not result["partial"]:
         return int(result["epochs"])
     try:

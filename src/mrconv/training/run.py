@@ -27,6 +27,7 @@ from . import record
 from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
 from .config import Experiment
 from .data import TaskData, prepare
+from .figures import draw_run
 from .module import NotFinite, Training, build_model, logits
 from .progress import EpochLines
 
@@ -147,6 +148,7 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
         "best_epoch": watch.best_epoch + 1,
         "watched": watch.watched,
         "epochs": experiment.epochs,
+        "epochs_done": len(watch.history),
         "parameters": parameters,
         "merged_parameters": sum(p.numel() for p in model.parameters()),
         "seconds": round(watch.seconds, 1),
@@ -157,6 +159,7 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
         "config": dataclasses.asdict(experiment),
     }
     record.write_json(folder / record.RESULT, result)
+    draw_run(folder)
     return result
 
 

@@ -1,0 +1,198 @@
+import json
+import statistics
+
+import pytest
+
+from mrconv.cli import results as command
+from mrconv.cli.parser import CommandError, Parser
+from mrconv.training import paper, results
+
+
+def result(name="listops-base", seed=0, test=0.62, **other):
+    environment = {"hardware": "NVIDIA H200", "revision": "2916deb872ce9366b7942ff706799cfdcdacff7d+"}
+    return {
+        "name": name,
+        "task": name.split("-")[0],
+        "partial": False,
+        "accuracy": {"val": 0.5, "test": test},
+        "merged_accuracy": {"val": 0.5, "test": test},
+        "watched": "val/accuracy",
+        "epochs": 40,
+        "parameters": 331_786,
+        "seconds": 3725.4,
+        "seed": seed,
+        "examples": {"train": 96_000},
+        "environment": environment,
+        "config": {"seed": seed, "out": f"runs{seed}", "epochs": 40, "limit_train": 0, "limit_eval": 0, "rate": 1.0},
+    } | other
+
+
+def record(folder, found, metrics=None):
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(found))
+    if metrics is not None:
+        (folder / "metrics.csv").write_text(metrics)
+
+
+def only_line(rows):
+    (line,) = results.lines(rows)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "average"),
+    [
+        ("base", "dilated", 78.40),
+        ("base", "fourier", 87.42),
+        ("base", "fourier+sparse", 79.56),
+        ("large", "dilated", 79.19),
+        ("large", "fourier", 87.84),
+        ("large", "fourier+sparse", 79.70),
+        ("base", "", 87.81),
+        ("large", "", 88.20),
+    ],
+)
+def test_the_papers_rows_have_its_averages(size, kernel, average):
+    names = [f"{task}-{size}-{kernel}".rstrip("-") for task in paper.LRA]
+    found = [paper.ACCURACIES[name] or 50.0 for name in names]  # it counts a cross as 50
+    assert statistics.mean(found) == pytest.approx(average, abs=0.0051)
+
+
+def test_every_published_name_has_a_peer_and_epochs():
+    for name in paper.ACCURACIES:
+        known = paper.published(name)
+        assert known.peer
+        assert 50 < known.peer_accuracy < 100
+        assert name.split("-")[0] in paper.EPOCHS
+    assert paper.published("listops-base") == paper.Published(62.40, "MEGA", 63.14)
+    assert paper.published("pathx-base-dilated").accuracy is None
+    assert paper.published("my-run") is None
+
+
+def test_results_are_found_at_any_depth_and_a_copy_counts_once(tmp_path):
+    record(tmp_path / "runs" / "b" / "1", result(seed=1))
+    record(tmp_path / "runs" / "a", result(seed=0))
+    record(tmp_path / "results" / "copy", result(seed=0))
+    rows = results.collect([tmp_path / "results", tmp_path / "runs", tmp_path / "runs" / "a"])
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert rows[0]["path"] == tmp_path / "results" / "copy" / "result.json"
+
+
+def test_seeds_are_joined_to_mean_and_standard_deviation():
+    rows = [result(seed=0, test=0.61), result(seed=1, test=0.62, seconds=60), result(seed=2, test=0.63)]
+    line = only_line(rows)
+    assert line["seeds"] == "0, 1, 2"
+    assert line["test"] == line["merged"] == "62.00 ± 1.00"
+    assert line["difference"] == "−0.40"
+    assert line["time"] == "0:01:00 to 1:02:05"
+
+
+def test_a_run_stands_beside_the_paper():
+    line = only_line([result()])
+    assert line["test"] == "62.00"
+    assert (line["paper"], line["difference"], line["peer"]) == ("62.40", "−0.40", "MEGA 63.14")
+    assert (line["parameters"], line["epochs"], line["time"]) == ("331,786", "40", "1:02:05")
+    assert (line["hardware"], line["revision"], line["notes"]) == ("NVIDIA H200", "2916deb872+", "–")
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_joined():
+    other = result(seed=1)
+    other["config"] = other["config"] | {"epochs": 20}
+    again = result(seed=0, test=0.60)
+    assert len(results.lines([result(seed=0), other, again])) == 3
+
+
+def test_partial_runs_stay_alone_and_say_how_far_they_came(tmp_path):
+    record(tmp_path / "a", result(seed=0, partial=True), "epoch,step\n1,10\n12,120\n")
+    record(tmp_path / "b", result(seed=1, partial=True))
+    record(tmp_path / "c", result(seed=2))
+    lines = results.lines(results.collect([tmp_path]))
+    assert [line["epochs"] for line in lines] == ["12 of 40", "? of 40", "40"]
+    assert [line["notes"] for line in lines] == ["partial", "partial", "–"]
+
+
+def test_what_no_record_holds_is_a_dash():
+    found = result(name="my-run", accuracy={"val": 0.5}, merged_accuracy={}, environment={"revision": None})
+    line = only_line([found])
+    for column in ("test", "merged", "paper", "difference", "peer", "hardware", "revision"):
+        assert line[column] == "–"
+
+
+def test_a_name_is_compared_on_its_own_task_only():
+    assert only_line([result(task="pathfinder")])["paper"] == "–"
+
+
+def test_chance_in_the_paper_gives_no_difference():
+    line = only_line([result(name="pathx-base-dilated", epochs=50)])
+    assert (line["paper"], line["difference"]) == ("chance", "–")
+
+
+def test_notes_tell_what_is_not_as_in_the_paper():
+    found = result(name="text-base", epochs=3, watched="test/accuracy", examples={"train": 60})
+    found["config"] |= {"limit_train": 5, "limit_eval": 2, "rate": 0.5}
+    assert results.notes(found) == [
+        "5 batches an epoch",
+        "2 batches evaluated",
+        "trained at rate 0.5",
+        "32 epochs in the paper",
+        "60 training examples, 25,000 in the paper",
+        "epoch chosen by test",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds no object"),
+        ("{}", "has no 'name'"),
+        (json.dumps(result(epochs="40")), "'epochs' cannot be \"40\""),
+        (json.dumps(result(test=62.0)), "'accuracy' of test must be from 0 to 1; got 62.0"),
+        (json.dumps(result(test=float("nan"))), "'accuracy' of test must be from 0 to 1; got NaN"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, text, says):
+    record(tmp_path / "good", result())
+    record(tmp_path / "bad", None)
+    (tmp_path / "bad" / "result.json").write_text(text)
+    with pytest.raises(ValueError, match=r"bad.result\.json") as error:
+        results.collect([tmp_path])
+    assert says in str(error.value)
+
+
+def test_markdown_has_every_column_of_every_line():
+    rows = [result(), result(name="my|run")]
+    lines = results.markdown(rows).splitlines()
+    assert len(lines) == 4
+    assert {line.replace("\\|", "").count("|") for line in lines} == {len(results.COLUMNS) + 1}
+    assert "| listops-base | listops | 0 | 62.00 | 62.00 | 62.40 | −0.40 | MEGA 63.14 | 331,786 |" in lines[2]
+
+
+def call(*argv):
+    parser = Parser(prog="mrconv")
+    command.add(parser.add_subparsers())
+    given = parser.parse_args(["results", *map(str, argv)])
+    given.run(given)
+
+
+def test_the_command_looks_through_results_and_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match="no results or runs folder here"):
+        call()
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(CommandError, match=r"no result\.json under runs"):
+        call()
+    record(tmp_path / "runs" / "a", result())
+    call("--markdown", tmp_path / "docs" / "results.md")
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split()[:2] == ["run", "seeds"]
+    assert out[1].startswith("listops-base  0")
+    assert (tmp_path / "docs" / "results.md").read_text() == results.markdown([result()])
+
+
+def test_the_command_tells_what_is_wrong(tmp_path):
+    with pytest.raises(CommandError, match=r"not there: .*nowhere"):
+        call(tmp_path / "nowhere")
+    record(tmp_path / "runs", result())
+    with pytest.raises(CommandError, match="argument --markdown: cannot write"):
+        call(tmp_path, "--markdown", "/dev/null/results.md")
