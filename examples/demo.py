@@ -1,90 +1,86 @@
-"""Copy memory over 1,024 steps: train a small model, merge it, and see that nothing changed.
+"""The whole job in minutes, on two CPU cores: generate ListOps, train, evaluate, merge, compare, draw.
 
-Each sequence begins with one of eight symbols; blanks follow. The model must name the symbol at the end.
+The expressions are drawn as those of Long Range Arena, as deeply nested, but a tenth as long.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import statistics
+import sys
 import time
+from importlib import resources
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+import yaml
+from torch import Tensor
 
-from mrconv import MRConv, SequenceClassifier, param_groups, reparameterize
+from mrconv import MRConv, SequenceClassifier
+from mrconv.tasks import Prepared, data_loader
+from mrconv.training import Experiment, train
+from mrconv.training.data import prepare
+from mrconv.training.figures import draw_run
 
-SYMBOLS, LENGTH, BATCH, STEPS = 8, 1024, 16, 100
+FOLDER = Path("runs/demo")
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    """Return BATCH sequences of tokens and the symbol that each began with."""
-    answer = torch.randint(SYMBOLS, (BATCH,))
-    tokens = torch.full((BATCH, LENGTH), SYMBOLS)
-    tokens[:, 0] = answer
-    return tokens, answer
+def describe(data: Prepared) -> None:
+    """Print what is to be learned, with an example."""
+    test = data.splits["test"]
+    row = int(test.lengths.argmin())
+    expression = " ".join(data.vocabulary[code] for code in test.row(row)[:-1])  # without the mark of the end
+    often = statistics.mode(test.y.tolist())
+    print(f"ListOps: {len(data.splits['train']):,} generated expressions to learn from, {len(test):,} to test, such as")
+    print(f"  {expression} = {test.y[row]}")
+    print(f"always answering {often} is right for {(test.y == often).mean():.1%} of the test split\n", flush=True)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, tokens: Tensor, answer: Tensor) -> tuple[Tensor, float, float]:
-    """Return logits, accuracy and seconds for one pass (the best of five)."""
-    seconds = float("inf")
-    for _ in range(5):
+def predict(model: SequenceClassifier, data: Prepared, batch_size: int) -> tuple[Tensor, float]:
+    """Return the logits of the test split, and the median of the milliseconds that a batch takes."""
+    logits, times = [], []
+    for batch in data_loader(data, "test", batch_size, train=False):
         start = time.perf_counter()
-        logits = model(tokens)
-        seconds = min(seconds, time.perf_counter() - start)
-    return logits, (logits.argmax(1) == answer).float().mean().item(), seconds
+        logits.append(model(batch.x, lengths=batch.lengths))
+        times.append(1e3 * (time.perf_counter() - start))
+    return torch.cat(logits), statistics.median(times)
 
 
 def main() -> None:
-    """Train, merge, compare; exit with an error if the merged model differs or has not learned."""
-    torch.manual_seed(0)
-    model = SequenceClassifier(
-        n_classes=SYMBOLS,
-        vocab_size=SYMBOLS + 1,
-        d_model=32,
-        depth=2,
-        l_max=LENGTH,
-        kernel="fourier",
-        kernel_size=4,
-        block_norm="layer",
-        pool="last",
-    )
-    layers = [module for module in model.modules() if isinstance(module, MRConv)]
-    print(f"recall one of {SYMBOLS} symbols after {LENGTH - 1} blanks")
-    print(f"{len(layers)} layers of {layers[0].resolutions} branches each, trained as one convolution\n")
+    """Do all of it; exit with an error if the model has not learned, or the merged one answers differently."""
+    file = resources.files("mrconv.configs") / "experiment" / "demo.yaml"
+    experiment = Experiment.make(yaml.safe_load(file.read_text(encoding="utf-8")))
+    data = prepare(experiment)
+    describe(data)
+    shutil.rmtree(FOLDER, ignore_errors=True)  # train() would go on with what is there
+    train(experiment, FOLDER)
 
-    optimizer = torch.optim.AdamW(param_groups(model, lr=0.01, weight_decay=0.01, kernel_lr=0.01))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    start = time.perf_counter()
-    for step in range(1, STEPS + 1):
-        tokens, answer = batch()
-        loss = F.cross_entropy(model(tokens), answer)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 20 == 0:
-            rate = step * BATCH / (time.perf_counter() - start)
-            print(f"step {step:3d}/{STEPS}   loss {loss.item():.3f}   {rate:.0f} sequences/s", flush=True)
+    trained, merged = (SequenceClassifier.from_pretrained(FOLDER / name) for name in ("model", "merged"))
+    layers = [module for module in trained.modules() if isinstance(module, MRConv)]
+    for layer in layers:
+        layer.backend = "reference"  # N convolutions and N BatchNorms, as the paper writes it
+    n = layers[0].resolutions
+    print(f"\n{len(layers)} layers of N = {n} branches; the best epoch by validation, on the test split:\n")
+    print("            parameters   accuracy   ms a batch")
+    found, accuracy = [], 0.0
+    for name, model in (("N branches", trained), ("merged", merged)):
+        logits, ms = predict(model, data, experiment.batch_size)
+        found.append(logits)
+        accuracy = float((logits.argmax(-1).numpy() == data.splits["test"].y).mean())
+        print(f"{name:10s} {sum(p.numel() for p in model.parameters()):11,d} {accuracy:10.1%} {ms:12.1f}")
+    difference = float((found[0] - found[1]).abs().max() / found[0].abs().max())
+    same = float((found[0].argmax(-1) == found[1].argmax(-1)).float().mean())
+    print(f"\nsame answers: {same:.1%}; largest difference of the logits, relative: {difference:.1e}")
 
-    model.eval()
-    tokens, answer = batch()
-    rows = []
-    for name in ("N branches", "merged"):
-        if name == "merged":
-            reparameterize(model)
-        for layer in layers:
-            layer.backend = "reference" if name == "N branches" else "auto"
-        logits, accuracy, seconds = evaluate(model, tokens, answer)
-        rows.append((name, sum(p.numel() for p in model.parameters()), accuracy, seconds, logits))
-    print("\n            parameters   accuracy   ms a batch")
-    for name, count, accuracy, seconds, _ in rows:
-        print(f"{name:10s} {count:11,d} {accuracy:9.1%} {1e3 * seconds:11.1f}")
-    difference = (rows[0][4] - rows[1][4]).abs().max() / rows[0][4].abs().max()
-    print(f"\nlargest difference of the logits, relative: {difference:.1e}")
-    if difference > 1e-4 or rows[1][2] < 0.9:
-        raise SystemExit("demo failed: the merged model differs, or the model has not learned to recall")
-    print("merged and unmerged agree")
+    print("\nfigures:", *draw_run(FOLDER), sep="\n  ")
+    mrconv = "mrconv" if shutil.which("mrconv") else os.path.relpath(Path(sys.executable).with_name("mrconv"))
+    print("\nnext:", f"evaluate {FOLDER}", f"plot run {FOLDER}", "train experiment=listops-base", sep=f"\n  {mrconv} ")
+    if accuracy < 0.3:
+        raise SystemExit(f"demo failed: {accuracy:.1%} of the answers are right, fewer than 30 %")
+    if not difference < 1e-4 or same < 0.999:  # a tie may fall either way
+        raise SystemExit("demo failed: the merged model differs from the trained one")
 
 
 if __name__ == "__main__":

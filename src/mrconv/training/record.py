@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -66,4 +67,5 @@ def revision() -> str | None:
 
 def command() -> str:
     """Return the command that was typed, without the path of the program."""
-    return " ".join(["mrconv", *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    return shlex.join(["mrconv" if program in ("mrconv", "__main__.py") else program, *sys.argv[1:]])

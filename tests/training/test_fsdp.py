@@ -1,0 +1,59 @@
+"""A model can be sharded: parameters cut over processes, the same loss and gradients."""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from mrconv import MRConvBlock, SequenceClassifier
+
+
+def model():
+    torch.manual_seed(0)
+    return SequenceClassifier(
+        n_classes=3, d_input=2, d_model=8, depth=2, l_max=40, kernel_size=2, seed=1, sync_stats=True
+    )
+
+
+def step(module, u, y):
+    loss = torch.nn.functional.cross_entropy(module(u), y)
+    loss.backward()
+    return loss.item()
+
+
+def worker(rank, path, results):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    module = model()
+    mesh = dist.init_device_mesh("cpu", (2,))
+    for block in module.modules():
+        if isinstance(block, MRConvBlock):
+            fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    u, y = data()
+    losses = torch.tensor([step(module, u[2 * rank : 2 * rank + 2], y[2 * rank : 2 * rank + 2])])
+    dist.all_reduce(losses)
+    grads = {name: p.grad.full_tensor() for name, p in module.named_parameters() if p.grad is not None}
+    if rank == 0:
+        torch.save((losses / 2, grads), results / "sharded.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+def data():
+    draw = torch.Generator().manual_seed(2)
+    return torch.randn(4, 33, 2, generator=draw), torch.tensor([0, 1, 2, 0])
+
+
+def test_sharded_over_two_processes_it_has_the_gradients_of_one(tmp_path):
+    mp.spawn(worker, (tmp_path / "rendezvous", tmp_path), nprocs=2)
+    loss, grads = torch.load(tmp_path / "sharded.pt")
+    alone = model()
+    assert abs(step(alone, *data()) - loss.item()) < 1e-5
+    for name, p in alone.named_parameters():
+        if p.grad is not None:
+            assert torch.allclose(grads[name], p.grad, rtol=1e-3, atol=1e-5), name
