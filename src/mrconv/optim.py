@@ -25,18 +25,19 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float, kernel_lr: fl
 
     def visit(module: nn.Module, in_kernel: bool) -> None:
         in_kernel = in_kernel or isinstance(module, Kernel)
+        named = getattr(module, "kernel_parameters", ())  # of a mixer: its parameters or modules that make the kernel
         for name, p in module.named_parameters(recurse=False):
             if p in seen or not p.requires_grad:
                 continue
             seen.add(p)
-            if in_kernel or (isinstance(module, MRConv) and name == "weight"):
+            if in_kernel or name in named or (isinstance(module, MRConv) and name == "weight"):
                 kernel.append(p)
             elif name == "bias" or isinstance(module, (Branches, _BatchNorm, nn.LayerNorm)):
                 plain.append(p)
             else:
                 decayed.append(p)
-        for child in module.children():
-            visit(child, in_kernel)
+        for name, child in module.named_children():
+            visit(child, in_kernel or name in named)
 
     visit(model, False)
     groups = [

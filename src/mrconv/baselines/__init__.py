@@ -1,0 +1,46 @@
+"""The paper's peers as mixers that can stand where `MRConv` stands, each in one file with its equation.
+
+`mixer_class(name)(d_model, l_max, **options)` maps (B, L, d_model) to the same, with MRConv's arguments `lengths`,
+`rate` and `gelu`. Put one into a block with `block.layer = mixer`.
+"""
+
+from ..layer import MRConv
+from .base import LongConvolution, Mixer, State, mixer_class, mixer_names, register_mixer
+from .implicit import CKConv, HyenaFilter
+from .liquid_s4 import LiquidS4
+from .longconv import LongConv
+from .mamba import Mamba
+from .mega import Mega, MegaChunk
+from .mrhyena import MRConvAttention, MRHyena
+from .multiresconv import MultiresConv
+from .s4 import S4
+from .s4d import S4D
+from .s5 import S5
+from .sgconv import SGConv
+from .transformer import Attention
+
+register_mixer("mrconv")(MRConv)
+
+__all__ = [
+    "S4",
+    "S4D",
+    "S5",
+    "Attention",
+    "CKConv",
+    "HyenaFilter",
+    "LiquidS4",
+    "LongConv",
+    "LongConvolution",
+    "MRConvAttention",
+    "MRHyena",
+    "Mamba",
+    "Mega",
+    "MegaChunk",
+    "Mixer",
+    "MultiresConv",
+    "SGConv",
+    "State",
+    "mixer_class",
+    "mixer_names",
+    "register_mixer",
+]

@@ -1,0 +1,176 @@
+"""What a mixer is, and the registry of those there are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import ops
+from ..kernels import resampled
+from ..validation import check_input, check_lengths, check_positive_int, padding_mask
+
+State = tuple[Tensor, ...]
+"""Of a recurrence: the state itself, then what was computed once for all steps."""
+
+
+class Mixer(nn.Module):
+    """A map of sequences (B, L, d_model) -> (B, L, d_model) that can stand where `MRConv` stands in a block.
+
+    A subclass mixes in `mix`; one that is also a recurrence has `initial_state` and `advance`.
+    """
+
+    continuous: ClassVar[bool] = False
+    """Whether it can run at another sampling rate than the one of training."""
+
+    kernel_parameters: ClassVar[tuple[str, ...]] = ()
+    """Parameters or submodules that the paper trains with a learning rate of their own and no weight decay."""
+
+    heads = 1
+
+    def __init__(self, d_model: int, l_max: int, bidirectional: bool = False) -> None:
+        super().__init__()
+        check_positive_int(d_model=d_model, l_max=l_max)
+        self.d_model, self.l_max, self.bidirectional = d_model, l_max, bool(bidirectional)
+
+    @property
+    def directions(self) -> int:
+        """1, or 2 if bidirectional."""
+        return 1 + self.bidirectional
+
+    def forward(
+        self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
+    ) -> Tensor:
+        """Mix u (B, L, d_model) over its length, in u's dtype, and apply GELU if asked for.
+
+        Positions from `lengths` (B,) on are as if absent: zero in, zero out. `rate` is the sampling rate relative to
+        that of training.
+        """
+        check_input(u, self.d_model)
+        rate = self._checked(rate)
+        if lengths is None:
+            return self._mixed(u, rate, gelu)
+        padding = ~padding_mask(check_lengths(lengths, u.shape[0], u.shape[1]), u)
+        return self._mixed(u.masked_fill(padding, 0), rate, gelu).masked_fill(padding, 0)
+
+    def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
+        """Mix x (B, d_model, L); called with autocast off."""
+        raise NotImplementedError
+
+    def initial_state(self, batch: int, rate: float | None = None) -> State:
+        """Return the state before the first step, at this rate."""
+        raise NotImplementedError(f"{type(self).__name__} is no recurrence: it has no state and no step")
+
+    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+        """Take u (B, d_model) of one position in; return the output and the next state."""
+        raise NotImplementedError(f"{type(self).__name__} is no recurrence: it has no state and no step")
+
+    def step(self, u: Tensor, state: State, gelu: bool = False) -> tuple[Tensor, State]:
+        """Take u (B, d_model) of one position in; return that position's output, as `forward` would, and the state."""
+        if self.bidirectional:
+            raise ValueError("bidirectional=True has no step: an output needs the inputs after it")
+        y, state = self.advance(u, state)
+        return F.gelu(y) if gelu else y, state
+
+    def extra_repr(self) -> str:
+        """Return what `print` shows of the mixer."""
+        return f"{self.d_model}, l_max={self.l_max}, bidirectional={self.bidirectional}"
+
+    def _mixed(self, u: Tensor, rate: float, gelu: bool) -> Tensor:
+        with torch.autocast(u.device.type, enabled=False):
+            return self.mix(u.transpose(1, 2), rate, gelu).transpose(1, 2)
+
+    def _checked(self, rate: float | None) -> float:
+        rate = 1.0 if rate is None else rate
+        if not isinstance(rate, Real) or not 0 < rate < float("inf"):
+            raise ValueError(f"rate must be a positive number; got {rate!r}")
+        if rate != 1 and not self.continuous:
+            raise ValueError(f"rate={rate:g}: {type(self).__name__} runs at rate 1 only")
+        return float(rate)
+
+
+class LongConvolution(Mixer):
+    """y = k * u + D u, with the kernels that a subclass makes in `kernel`."""
+
+    reach: ClassVar[str] = "l_max"
+    """Up to where the kernel goes: "l_max", or "input" for a kernel that never ends."""
+
+    def __init__(self, d_model: int, l_max: int, bidirectional: bool = False, **factory: Any) -> None:
+        super().__init__(d_model, l_max, bidirectional)
+        self.D = parameter(normal(d_model), **factory)
+
+    def kernel(self, length: int, rate: float) -> Tensor:
+        """Return (directions, d_model, length): taps into the past and, second, from u[t + 1] on into the future."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
+        """Convolve with both kernels and the skip D as one."""
+        L = x.shape[-1]
+        kernels = self.kernel(L if self.reach == "input" else min(L, resampled(self.l_max, rate)), rate)
+        past, lead = kernels[0], 0
+        if self.bidirectional:
+            past, lead = torch.cat([kernels[1].flip(-1), past], -1), kernels.shape[-1]
+        skip = F.pad(wide(self.D)[:, None], (lead, past.shape[-1] - lead - 1))
+        inside = gelu and not torch.is_grad_enabled()  # its gradient needs what it was applied to
+        y = ops.fft_conv(x, past + skip, lead, gelu=inside)
+        return F.gelu(y) if gelu and not inside else y
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in the dtype to compute in: no less than float32."""
+    return x.to(ops.compute_dtype(x))
+
+
+def as_complex(x: Tensor) -> Tensor:
+    """Return a parameter of pairs (..., 2) as complex numbers (...)."""
+    return torch.view_as_complex(wide(x))
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Draw standard normal numbers, the same ones for every dtype and device they go to."""
+    return torch.randn(*shape, dtype=dtype, device="cpu")
+
+
+def parameter(x: Tensor, device: Any = None, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """Return a parameter with these values, in torch's default dtype unless told otherwise.
+
+    Complex numbers become pairs (..., 2), which optimizers and casts treat like any other.
+    """
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    return nn.Parameter(x.to(device=device, dtype=dtype or torch.get_default_dtype()))
+
+
+_REGISTRY: dict[str, type[nn.Module]] = {}
+_Class = TypeVar("_Class", bound=type[nn.Module])
+
+
+def register_mixer(name: str) -> Callable[[_Class], _Class]:
+    """Class decorator: make a mixer known by a name."""
+
+    def register(cls: _Class) -> _Class:
+        taken = _REGISTRY.get(name, cls)
+        if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"mixer name {name!r} is taken by {taken.__module__}.{taken.__qualname__}")
+        _REGISTRY[name] = cls
+        return cls
+
+    return register
+
+
+def mixer_names() -> list[str]:
+    """Return the names of all registered mixers."""
+    return sorted(_REGISTRY)
+
+
+def mixer_class(name: str) -> type[nn.Module]:
+    """Return the mixer registered under a name; all are called as `cls(d_model, l_max, **options)`."""
+    if not isinstance(name, str) or name not in _REGISTRY:
+        near = difflib.get_close_matches(str(name), _REGISTRY, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"mixer must be one of {', '.join(mixer_names())}; got {name!r}{hint}")
+    return _REGISTRY[name]

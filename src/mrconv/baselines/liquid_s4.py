@@ -1,0 +1,87 @@
+"""Liquid-S4: S4 plus products of neighbouring inputs (Hasani et al., 2022, "Liquid Structural State-Space Models")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..ops import compute_dtype
+from ..validation import check_positive_int
+from .base import State, as_complex, register_mixer
+from .s4 import S4, inner
+
+
+@register_mixer("liquid-s4")
+class LiquidS4(S4):
+    """y = k * u + D u + sum_{p=2}^{degree} (C Bbar^p) u[t] u[t-1] ... u[t-p+1], with k of S4.
+
+    The liquid system x[t] = (Abar + Bbar u[t]) x[t-1] + Bbar u[t], Bbar acting on the state entry by entry, has an
+    output term for every product of inputs. The PB mode keeps those of consecutive inputs, which powers of Bbar make
+    without Abar (section 3.2). Bidirectional, the second C has the products u[t+1] u[t+2] ... .
+
+    As in the authors' code, C is the trained parameter of S4 here, which is C (I - Abar^l_max) of the convolution. That
+    code also turns the products around in time, which is not causal, and has Bbar sum(Bbar) for Bbar^2: not so here.
+
+    Args:
+        degree: P, the largest number of inputs in a product.
+        n_ssm: how many different A and B; None, as published, for one per channel.
+        d_state, dt_min, dt_max, bidirectional: as for `S4D`.
+    """
+
+    def __init__(self, d_model: int, l_max: int, *, degree: int = 2, n_ssm: int | None = None, **options: Any) -> None:
+        super().__init__(d_model, l_max, n_ssm=d_model if n_ssm is None else n_ssm, **options)
+        check_positive_int(degree=degree)
+        self.degree = degree
+
+    def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
+        """Convolve, and add the products of neighbours."""
+        y = super().mix(x, rate, False)
+        u = x.to(compute_dtype(x, self.D))
+        gains = self.gains(rate)
+        for direction, of_direction in enumerate(gains.unbind(1)):
+            step = -1 if direction else 1
+            product = shift(u, -1) if direction else u
+            neighbour = product
+            for gain in of_direction:
+                neighbour = shift(neighbour, step)
+                product = product * neighbour
+                y = y + (gain[:, None] * product).to(y.dtype)
+        return F.gelu(y) if gelu else y
+
+    def gains(self, rate: float) -> Tensor:
+        """Return C Bbar^p for p = 2 .. degree, (degree - 1, directions, d_model)."""
+        C, B = as_complex(self.C), self.input(rate)
+        powers = [inner(C.conj(), B**p)[..., 0] for p in range(2, self.degree + 1)]
+        return torch.stack(powers) if powers else C.real.new_zeros(0, *C.shape[:2])
+
+    def input(self, rate: float) -> Tensor:
+        """Return Bbar = (I - dt A/2)^-1 dt B, (d_model, N/2)."""
+        dt, (A, P, B) = self.dt(rate), self.system()
+        b, p = dt * B / (1 - dt / 2 * A), P / (1 - dt / 2 * A)
+        return b - p * (dt / 2 * inner(P, b) / (1 + dt / 2 * inner(P, p)))
+
+    def initial_state(self, batch: int, rate: float | None = None) -> State:
+        """Return S4's state with the gains and the last inputs, (B, d_model, degree - 1)."""
+        state = super().initial_state(batch, rate)
+        past = state[2].new_zeros(batch, self.d_model, self.degree - 1)
+        return *state, self.gains(self._checked(rate))[:, 0], past
+
+    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+        """Take S4's step, and add the products with the inputs before."""
+        *s4, gains, past = state
+        y, s4_state = super().advance(u, tuple(s4))
+        products = u[..., None] * past.cumprod(-1)  # (B, d_model, degree - 1)
+        y = y + (products * gains.T).sum(-1).to(y.dtype)
+        past = torch.cat([u[..., None], past], -1)[..., : self.degree - 1]
+        return y, (*s4_state, gains, past)
+
+
+def shift(x: Tensor, by: int) -> Tensor:
+    """Return x[..., t - by], zero beyond the ends."""
+    L = x.shape[-1]
+    if abs(by) >= L:
+        return torch.zeros_like(x)
+    return F.pad(x[..., : L - by] if by > 0 else x[..., -by:], (max(by, 0), max(-by, 0)))

@@ -1,0 +1,197 @@
+"""MEGA: a moving average, then gated single-head attention (Ma et al., 2022, "Mega: Moving Average Equipped...")."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import ops
+from ..validation import check_choice, check_positive_int
+from .base import register_mixer, wide
+from .transformer import ProjectedMixer, key_mask
+
+
+class EMA(nn.Module):
+    """Multi-dimensional damped exponential moving average, (B, L, d_model) -> (B, L, d_model) (section 3.1).
+
+        h_t = p beta x_t + (1 - p d) h_{t-1},    y_t = <eta, h_t> / sqrt(d_ema) + omega x_t
+
+    with p = sigmoid(alpha), d = sigmoid(delta), d_ema numbers each per channel. As a convolution, the kernel is
+    k[j] = sum_n eta_n p_n beta_n (1 - p_n d_n)^j / sqrt(d_ema). Bidirectional: a second one runs over the reversed
+    sequence, and the two outputs add up; both see x_t.
+    """
+
+    def __init__(self, d_model: int, d_ema: int = 16, bidirectional: bool = False, **factory: Any) -> None:
+        super().__init__()
+        check_positive_int(d_model=d_model, d_ema=d_ema)
+        shape = (1 + bidirectional, d_model, d_ema)
+        self.bidirectional, self.d_ema = bidirectional, d_ema
+        self.alpha, self.delta, self.beta, self.eta = (nn.Parameter(torch.empty(shape, **factory)) for _ in range(4))
+        self.omega = nn.Parameter(torch.empty(d_model, **factory))
+        with torch.no_grad():
+            self.alpha.normal_(std=0.2)
+            self.delta.normal_(std=0.2)
+            self.beta.normal_(std=0.02).add_(1 - 2 * (torch.arange(d_ema, device=self.beta.device) % 2))
+            self.eta.normal_()
+            self.omega.normal_()
+
+    def coefficients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return p beta, 1 - p d and eta / sqrt(d_ema), each (directions, d_model, d_ema)."""
+        p = wide(self.alpha).sigmoid()
+        return p * self.beta, 1 - p * wide(self.delta).sigmoid(), wide(self.eta) / math.sqrt(self.d_ema)
+
+    def kernel(self, length: int) -> Tensor:
+        """Return k, (directions, d_model, length), in closed form."""
+        into, decay, out = self.coefficients()
+        powers = decay[..., None] ** torch.arange(length, device=decay.device)
+        return ((into * out)[..., None, :] @ powers)[..., 0, :]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Average x by one convolution."""
+        L = x.shape[1]
+        kernels = self.kernel(L)
+        k, lead = kernels[0] + F.pad(wide(self.omega)[:, None], (0, L - 1)), 0
+        if self.bidirectional:
+            k, lead = F.pad(k, (L - 1, 0)) + F.pad(kernels[1].flip(-1), (0, L - 1)), L - 1
+        return ops.fft_conv(x.mT, k, lead).mT
+
+    def ema_step(self, x: Tensor, h: Tensor, direction: int = 0) -> tuple[Tensor, Tensor]:
+        """Advance the recurrence by x (B, d_model) from h (B, d_model, d_ema); return <eta, h> / sqrt(d_ema) and h.
+
+        omega x is not in it: it enters once, whatever the number of directions.
+        """
+        into, decay, out = (c[direction] for c in self.coefficients())
+        h = into * x[..., None] + decay * h
+        return (out * h).sum(-1), h
+
+
+class GatedAttention(nn.Module):
+    """The rest of MEGA (sections 3.2, 3.3): y (B, L, d_model) from x and from x', the same averaged in some way.
+
+        z = silu(W_z x'),  q = kappa_q z + mu_q,  k = kappa_k z + mu_k,  v = silu(W_v x)
+        o = f(q k^T / tau + b[s - t]) v
+        y = phi h + (1 - phi) x,  h = silu(W_h x' + U_h (gamma o)),  gamma = silu(W_gamma x'),  phi = sigmoid(W_phi x')
+
+    Every W has a bias. f is softmax with tau = sqrt(d_attention), or `laplace` with tau the number of keys in sight.
+
+    Args:
+        span: number of distances with a bias b of their own, in each direction; those beyond share the last one.
+        d_attention, d_value: channels of queries and keys, and of values (None: 2 d_model).
+        attention: "softmax" or "laplace".
+        chunk: length of the runs that attend to themselves only; None: the whole sequence.
+        bidirectional: attend to all positions, not only to those up to one's own.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        span: int,
+        *,
+        d_attention: int = 64,
+        d_value: int | None = None,
+        attention: str = "softmax",
+        chunk: int | None = None,
+        bidirectional: bool = False,
+        **factory: Any,
+    ) -> None:
+        super().__init__()
+        d_value = 2 * d_model if d_value is None else d_value
+        check_positive_int(d_attention=d_attention, d_value=d_value, chunk=1 if chunk is None else chunk)
+        check_choice("attention", attention, ("softmax", "laplace"))
+        self.attention, self.chunk, self.bidirectional = attention, chunk, bidirectional
+        self.span = span if chunk is None else min(span, chunk)
+        self.sizes = [d_attention, d_value, d_model, d_model]
+        self.value = nn.Linear(d_model, d_value, **factory)
+        self.gates = nn.Linear(d_model, sum(self.sizes), **factory)  # z, gamma, phi, h
+        self.back = nn.Linear(d_value, d_model, bias=False, **factory)
+        self.kappa = nn.Parameter(torch.empty(2, d_attention, **factory))
+        self.mu = nn.Parameter(torch.zeros(2, d_attention, **factory))
+        self.distance = nn.Parameter(torch.empty(self.ahead + self.span, **factory))
+        for weight in (self.value.weight, self.gates.weight, self.back.weight, self.kappa, self.distance):
+            nn.init.normal_(weight, std=0.02)
+        for linear in (self.value, self.gates):
+            nn.init.zeros_(linear.bias)
+
+    @property
+    def ahead(self) -> int:
+        """Number of distances into the future."""
+        return self.span - 1 if self.bidirectional else 0
+
+    def forward(self, x: Tensor, averaged: Tensor, lengths: Tensor | None) -> Tensor:
+        """Attend within x; keys from `lengths` (B,) on are not seen."""
+        z, gamma, phi, h = self.gates(averaged).split(self.sizes, -1)
+        q, k = (F.silu(z) * kappa + mu for kappa, mu in zip(self.kappa, self.mu, strict=True))
+        o = self.attend(q, k, F.silu(self.value(x)), lengths)
+        h = F.silu(h + self.back(F.silu(gamma) * o))
+        return x + phi.sigmoid() * (h - x)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        """Return o (B, L, d_value), one chunk after the other filled up with padding."""
+        L = q.shape[1]
+        c = min(self.chunk or L, L)
+        filling = -L % c
+        q, k, v = (F.pad(x, (0, 0, 0, filling)).unflatten(1, (-1, c)) for x in (q, k, v))  # (B, chunks, c, .)
+        if not self.bidirectional:  # then padding comes after every query it could disturb
+            seen = torch.ones(c, c, dtype=torch.bool, device=q.device).tril()
+        elif filling or lengths is not None:
+            lengths = torch.tensor([L]) if lengths is None else lengths
+            seen = key_mask(lengths.to(q.device), L + filling, c).unflatten(1, (-1, 1, c))  # (B, chunks, 1, c)
+        else:
+            seen = torch.ones(1, c, dtype=torch.bool, device=q.device)
+        t = torch.arange(c, device=q.device)
+        bias = self.distance[(t[:, None] - t).clamp(-self.ahead, self.span - 1) + self.ahead]  # (c, c)
+        if self.attention == "softmax":
+            o = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype).masked_fill(~seen, -math.inf))
+        else:
+            scores = q @ k.transpose(-1, -2) / seen.sum(-1, keepdim=True) + bias
+            o = laplace(scores).masked_fill(~seen, 0).to(v.dtype) @ v
+        return o.flatten(1, 2)[:, :L]
+
+
+def laplace(scores: Tensor) -> Tensor:
+    """Return the normal distribution function of mean sqrt(1/2) and variance 1/(4 pi): MEGA's stand-in for relu^2."""
+    return (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))) / 2
+
+
+@register_mixer("mega")
+class Mega(ProjectedMixer):
+    """y = GatedAttention(x, silu(EMA(x))).
+
+    Args:
+        l_max: longest distance with a position bias of its own; inputs may be longer.
+        d_ema: numbers per channel in the moving average.
+        bidirectional: average from both ends, and attend to all positions.
+        d_attention, d_value, attention, chunk: as for `GatedAttention`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        *,
+        d_ema: int = 16,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(d_model, l_max, bidirectional)
+        shared: dict[str, Any] = {"bidirectional": self.bidirectional, "device": device, "dtype": dtype}
+        self.ema = EMA(d_model, d_ema, **shared)
+        self.gated = GatedAttention(d_model, l_max, **options, **shared)
+
+    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Average and attend."""
+        return self.gated(u, F.silu(self.ema(u)), lengths)
+
+
+@register_mixer("mega-chunk")
+class MegaChunk(Mega):
+    """`Mega` with attention within chunks: linear in the length."""
+
+    def __init__(self, d_model: int, l_max: int, *, chunk: int = 128, **options: Any) -> None:
+        super().__init__(d_model, l_max, chunk=chunk, **options)

@@ -1,0 +1,122 @@
+"""Convolutions that depend on the input, by MRConv: gated as in Hyena, and in the place of MEGA's moving average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..layer import MRConv
+from ..validation import check_positive_int, padding_mask
+from .base import register_mixer
+from .mamba import short_conv
+from .mega import GatedAttention
+from .transformer import ProjectedMixer
+
+
+class WithMRConv(ProjectedMixer):
+    """A mixer with an MRConv in it, which decides on rates, and merges as it does anywhere else."""
+
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        *,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **layer: Any,
+    ) -> None:
+        super().__init__(d_model, l_max, bidirectional)
+        if layer.get("heads", 1) != 1:
+            raise ValueError(f"heads must be 1 in a mixer that gates channel by channel; got {layer['heads']!r}")
+        self.conv = MRConv(d_model, l_max, bidirectional=self.bidirectional, device=device, dtype=dtype, **layer)
+
+    def _checked(self, rate: float | None) -> float:
+        return self.conv._checked(rate)
+
+
+@register_mixer("mrhyena")
+class MRHyena(WithMRConv):
+    """y = W_o (x2 MRConv(x1 v)) + b_o, with (x1, x2, v) = short_conv(W u + b): a Hyena of order 2 (Poli et al., 2023).
+
+    Between two gates made of the input, the operator is diag(x2) K diag(x1), K the Toeplitz matrix of k_rep. The gates
+    stay outside of the branches, so that they merge as exactly as without.
+
+    Args:
+        d_conv: taps of the short depthwise convolution; if bidirectional, it is centred.
+        layer: every other keyword goes to `MRConv`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        *,
+        d_conv: int = 3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **layer: Any,
+    ) -> None:
+        super().__init__(d_model, l_max, device=device, dtype=dtype, **layer)
+        check_positive_int(d_conv=d_conv)
+        inner = 3 * d_model
+        self.into = nn.Linear(d_model, inner, device=device, dtype=dtype)
+        self.short = nn.Conv1d(inner, inner, d_conv, groups=inner, device=device, dtype=dtype)
+        self.out = nn.Linear(d_model, d_model, device=device, dtype=dtype)
+
+    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Gate, convolve, gate; a centred short convolution must not see what the bias makes of padding."""
+        x = self.into(u)
+        if lengths is not None:
+            x = x.masked_fill(~padding_mask(lengths, x), 0)
+        x1, x2, v = short_conv(x, self.short, self._lead).chunk(3, -1)
+        return self.out(x2 * self.conv(x1 * v, lengths, rate))
+
+    @property
+    def _lead(self) -> int:
+        return self.short.kernel_size[0] // 2 if self.bidirectional else 0
+
+
+@register_mixer("mrconv-attention")
+class MRConvAttention(WithMRConv):
+    """y = GatedAttention(x, silu(MRConv(x))): MEGA with an MRConv for the moving average (Ma et al., 2022).
+
+    Args:
+        d_attention, d_value: channels of queries and keys, and of values (None: 2 d_model).
+        attention: "softmax" or "laplace".
+        chunk: length of the runs that attend to themselves only; None: the whole sequence.
+        layer: every other keyword goes to `MRConv`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        *,
+        d_attention: int = 64,
+        d_value: int | None = None,
+        attention: str = "softmax",
+        chunk: int | None = 128,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **layer: Any,
+    ) -> None:
+        super().__init__(d_model, l_max, device=device, dtype=dtype, **layer)
+        self.gated = GatedAttention(
+            d_model,
+            l_max,
+            d_attention=d_attention,
+            d_value=d_value,
+            attention=attention,
+            chunk=chunk,
+            bidirectional=self.bidirectional,
+            device=device,
+            dtype=dtype,
+        )
+
+    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Convolve and attend."""
+        return self.gated(u, F.silu(self.conv(u, lengths, rate)), lengths)

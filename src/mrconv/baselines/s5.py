@@ -1,0 +1,117 @@
+"""S5: one diagonal state-space model for all channels, by a parallel scan (Smith et al., 2022, "Simplified...")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..ops import compute_dtype
+from ..validation import check_choice, check_positive_int
+from .base import Mixer, State, as_complex, normal, parameter, register_mixer, wide
+from .s4d import check_even, discretize, legs_normal_part, log_uniform
+
+
+@register_mixer("s5")
+class S5(Mixer):
+    """x' = A x + B u, y = 2 Re(C x) + D u with vectors u, y (d_model) and a diagonal A (N/2), discretised per state.
+
+    The states x[t] = Abar x[t-1] + Bbar u[t] come from a scan that is associative and so has logarithmic depth.
+
+    Args:
+        d_model: channels of the input and the output, mixed by B and C.
+        l_max: not used: the recurrence has no end.
+        d_state: N; the state is N/2 complex numbers, whose conjugates make up the other half.
+        blocks: how many HiPPO-LegS blocks A is made of at first.
+        discretization: "zoh" or "bilinear".
+        dt_min, dt_max: range of the step sizes, drawn log-uniformly.
+        bidirectional: a second C, which reads the states of a scan from the end; u[t] is in both.
+    """
+
+    continuous = True
+    kernel_parameters = ("log_dt", "log_decay", "frequency", "B")
+
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        *,
+        d_state: int = 64,
+        blocks: int = 1,
+        discretization: str = "zoh",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(d_model, l_max, bidirectional)
+        check_choice("discretization", discretization, ("zoh", "bilinear"))
+        check_positive_int(d_state=d_state, blocks=blocks)
+        if d_state % blocks:
+            raise ValueError(f"blocks must divide d_state = {d_state}; got {blocks}")
+        check_even(d_state // blocks)
+        self.d_state, self.discretization = d_state, discretization
+        A, _, _, V = legs_normal_part(d_state // blocks)
+        A, V = A.repeat(blocks), torch.block_diag(*[V] * blocks)
+        B = normal(d_state, d_model) / d_model**0.5
+        C = normal(self.directions, d_model, d_state) * (2 / d_state) ** 0.5
+        self.log_dt = parameter(log_uniform(dt_min, dt_max, d_state // 2), device, dtype)
+        self.log_decay = parameter((-A.real).log(), device, dtype)
+        self.frequency = parameter(A.imag, device, dtype)
+        self.B = parameter(V.mH @ B.to(V.dtype), device, dtype)  # (N/2, d_model, 2)
+        self.C = parameter(C.to(V.dtype) @ V, device, dtype)  # (directions, d_model, N/2, 2)
+        self.D = parameter(normal(d_model), device, dtype)
+
+    def discretized(self, rate: float) -> tuple[Tensor, Tensor]:
+        """Return Abar (N/2,) and Bbar (N/2, d_model)."""
+        A = torch.complex(-wide(self.log_decay).exp(), wide(self.frequency))[:, None]
+        dt = wide(self.log_dt).exp()[:, None] / rate
+        log_a, B = discretize(A, as_complex(self.B), dt, self.discretization)
+        return log_a[:, 0].exp(), B
+
+    def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
+        """Scan the inputs in, forwards and, if bidirectional, backwards."""
+        A, B = self.discretized(rate)
+        u = x.transpose(1, 2).to(compute_dtype(x, self.D))
+        drive = torch.complex(u @ B.real.T, u @ B.imag.T)  # (B, L, N/2)
+        y = u * self.D + self._read(linear_scan(A, drive), 0)
+        if self.bidirectional:
+            y = y + self._read(linear_scan(A, drive.flip(1)).flip(1), 1)
+        y = y.transpose(1, 2).to(x.dtype)
+        return F.gelu(y) if gelu else y
+
+    def initial_state(self, batch: int, rate: float | None = None) -> State:
+        """Return x = 0, (B, N/2), with Abar and Bbar."""
+        A, B = self.discretized(self._checked(rate))
+        return A.new_zeros(batch, *A.shape), A, B
+
+    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+        """x <- Abar x + Bbar u, y = 2 Re(C x) + D u."""
+        x, A, B = state
+        x = A * x + u.to(B.dtype) @ B.T
+        return (self._read(x, 0) + self.D * u).to(u.dtype), (x, A, B)
+
+    def _read(self, states: Tensor, direction: int) -> Tensor:
+        C = as_complex(self.C[direction])
+        return 2 * (states.real @ C.real.T - states.imag @ C.imag.T)
+
+    def extra_repr(self) -> str:
+        """Return what `print` shows of the mixer."""
+        return f"{super().extra_repr()}, d_state={self.d_state}, discretization={self.discretization!r}"
+
+
+def linear_scan(a: Tensor, b: Tensor) -> Tensor:
+    """Return x[t] = a x[t-1] + b[t] for a (N,), b (..., L, N), with O(L) work in O(log L) parallel steps.
+
+    Pairs of steps make one step of the same kind, with a^2: that scan gives every other x, and the rest follow. As a
+    is the same at all times this is half the work of a scan over pairs (a, b) such as torch's associative_scan.
+    """
+    if b.shape[-2] == 1:
+        return b
+    even, odd = b[..., ::2, :], b[..., 1::2, :]
+    pairs = odd.shape[-2]
+    odd = linear_scan(a * a, a * even[..., :pairs, :] + odd)
+    even = torch.cat([even[..., :1, :], even[..., 1:, :] + a * odd[..., : even.shape[-2] - 1, :]], -2)
+    both = torch.stack([even[..., :pairs, :], odd], -2).flatten(-3, -2)
+    return torch.cat([both, even[..., pairs:, :]], -2)

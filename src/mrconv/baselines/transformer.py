@@ -1,0 +1,136 @@
+"""Multi-head self-attention (Vaswani et al., 2017) with rotary positions (Su et al., 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..ops import compute_dtype
+from ..validation import check_choice, check_input, check_lengths, check_positive_int, padding_mask
+from .base import Mixer, State, register_mixer
+
+
+class ProjectedMixer(Mixer):
+    """A mixer with projections, whose biases make padding into something: `transform` has to be told the lengths.
+
+    Autocast stays on, for the projections.
+    """
+
+    def forward(
+        self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
+    ) -> Tensor:
+        """Mix u (B, L, d_model) over its length, in u's dtype; positions from `lengths` (B,) on are as if absent."""
+        check_input(u, self.d_model)
+        rate = self._checked(rate)
+        if lengths is None:
+            y = self.transform(u, None, rate)
+        else:
+            lengths = check_lengths(lengths, u.shape[0], u.shape[1])
+            padding = ~padding_mask(lengths, u)
+            y = self.transform(u.masked_fill(padding, 0), lengths, rate).masked_fill(padding, 0)
+        return (F.gelu(y) if gelu else y).to(u.dtype)
+
+    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Mix u (B, L, d_model), zero from `lengths` on, where the output is of no use."""
+        raise NotImplementedError
+
+
+@register_mixer("attention")
+class Attention(ProjectedMixer):
+    """y = W_o concat_h softmax(q_h k_h^T / sqrt(E)) v_h, with q, k, v = W u + b and E = d_model / n_heads.
+
+    Args:
+        l_max: number of learned positions; with rotary positions inputs may have any length.
+        n_heads: attention heads; has to divide d_model.
+        positions: "rotary" (q and k turn with their position), "learned" (an embedding is added to u) or "none".
+        bidirectional: attend to all positions, not only to those up to one's own.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        *,
+        n_heads: int = 4,
+        positions: str = "rotary",
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(d_model, l_max, bidirectional)
+        check_positive_int(n_heads=n_heads)
+        check_choice("positions", positions, ("rotary", "learned", "none"))
+        if d_model % n_heads:
+            raise ValueError(f"n_heads must divide d_model = {d_model}; got {n_heads}")
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.n_heads, self.positions = n_heads, positions
+        self.qkv = nn.Linear(d_model, 3 * d_model, **factory)
+        self.out = nn.Linear(d_model, d_model, **factory)
+        self.embedding: nn.Parameter | None = None
+        if positions == "learned":
+            self.embedding = nn.Parameter(torch.empty(l_max, d_model, **factory))
+            nn.init.normal_(self.embedding, std=0.02)
+
+    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Attend; padding needs a mask only where a query could look ahead at it."""
+        q, k, v = self.project(u, 0)
+        mask = None
+        if self.bidirectional and lengths is not None:
+            mask = key_mask(lengths.to(u.device), u.shape[1])[:, None, None]
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not self.bidirectional)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def project(self, u: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (B, n_heads, L, E) of u (B, L, d_model), whose first position is `start`."""
+        if self.embedding is not None:
+            end = start + u.shape[1]
+            if end > self.l_max:
+                raise ValueError(
+                    f"u reaches position {end} and learned positions end at l_max = {self.l_max}: "
+                    "raise l_max or use positions='rotary'"
+                )
+            u = u + self.embedding[start:end]
+        q, k, v = self.qkv(u).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.positions == "rotary":
+            q, k = rotate(q, start), rotate(k, start)
+        return q, k, v
+
+    def initial_state(self, batch: int, rate: float | None = None) -> State:
+        """Return an empty cache of keys and values, (B, n_heads, 0, E) each."""
+        self._checked(rate)
+        empty = self.out.weight.new_empty(batch, self.n_heads, 0, self.d_model // self.n_heads)
+        return empty, empty
+
+    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+        """Append the position's key and value to the cache and attend to all of it."""
+        q, k, v = self.project(u[:, None], state[0].shape[2])
+        keys, values = (torch.cat(pair, 2) for pair in zip(state, (k, v), strict=True))
+        y = F.scaled_dot_product_attention(q, keys, values)
+        return self.out(y.flatten(1)).to(u.dtype), (keys, values)
+
+
+def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
+    """Turn the pairs (x_i, x_{i + E/2}) of position t by t base^(-2i/E), so that q_s . k_t depends on s - t only.
+
+    x (..., L, E) begins at position `start`; with E odd the last channel does not turn.
+    """
+    half = x.shape[-1] // 2
+    dtype = compute_dtype(x)
+    t = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype)
+    speed = base ** (-torch.arange(half, device=x.device, dtype=dtype) / max(half, 1))
+    angle = t[:, None] * speed
+    cos, sin = angle.cos(), angle.sin()
+    a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], -1).to(x.dtype)
+
+
+def key_mask(lengths: Tensor, size: int, chunk: int | None = None) -> Tensor:
+    """Return (B, size), true for keys before `lengths` (B,), and for the first of each chunk.
+
+    The first is padding only if all of its chunk is; letting it be seen keeps a softmax over nothing from being NaN.
+    """
+    t = torch.arange(size, device=lengths.device)
+    return (t < lengths[:, None]) | (t % (chunk or size) == 0)

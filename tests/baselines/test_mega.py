@@ -1,0 +1,192 @@
+"""MEGA: the moving average's kernel == its recurrence; attention == its formula, in one piece and in chunks."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from mrconv.baselines.mega import EMA, Mega, MegaChunk, laplace
+
+from ..conftest import relative
+
+D, L_MAX = 6, 40
+KINDS = [(attention, both) for attention in ("softmax", "laplace") for both in (False, True)]
+
+
+def strong(mixer):
+    """Weights of order 1: with those at first, attention hardly has a say."""
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.normal_(std=0.5)
+    return mixer.eval()
+
+
+def mega(attention="softmax", bidirectional=False, chunk=None, l_max=L_MAX):
+    return strong(
+        Mega(
+            D,
+            l_max,
+            d_ema=3,
+            d_attention=5,
+            attention=attention,
+            bidirectional=bidirectional,
+            chunk=chunk,
+            dtype=torch.float64,
+        )
+    )
+
+
+def by_recurrence(ema, x, direction=0):
+    h, outputs = x.new_zeros(x.shape[0], D, ema.d_ema), []
+    for x_t in x.unbind(1):
+        y, h = ema.ema_step(x_t, h, direction)
+        outputs.append(y)
+    return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("L", [1, 2, 37, 100])
+@torch.no_grad()
+def test_the_average_as_a_convolution_equals_its_recurrence(L):
+    x = torch.randn(2, L, D, dtype=torch.float64)
+    ema = strong(EMA(D, 4, dtype=torch.float64))
+    assert relative(ema(x), by_recurrence(ema, x) + ema.omega * x) < 1e-12
+    both = strong(EMA(D, 4, bidirectional=True, dtype=torch.float64))
+    backwards = by_recurrence(both, x.flip(1), 1).flip(1)
+    assert relative(both(x), by_recurrence(both, x) + backwards + both.omega * x) < 1e-12
+
+
+@torch.no_grad()
+def test_the_average_stands_decay_of_zero():
+    ema = EMA(D, 2, dtype=torch.float32)
+    ema.alpha.fill_(100.0)
+    ema.delta.fill_(100.0)
+    assert ema.kernel(5).isfinite().all()
+    assert not ema.kernel(5)[..., 1:].any()
+
+
+def by_formula(mixer, x):
+    """MEGA as in the paper, one chunk and one query after the other."""
+    gated, L = mixer.gated, x.shape[1]
+    averaged = silu(mixer.ema(x))
+    z, gamma, phi, h = gated.gates(averaged).split(gated.sizes, -1)
+    q, k = (silu(z) * gated.kappa[i] + gated.mu[i] for i in (0, 1))
+    v, rows = silu(gated.value(x)), []
+    for t in range(L):
+        c = gated.chunk or L
+        first = t // c * c
+        last = min(first + c, L) if mixer.bidirectional else t + 1
+        s = range(first, last)
+        distance = [max(-gated.ahead, min(t - j, gated.span - 1)) + gated.ahead for j in s]
+        scores = (k[:, first:last] @ q[:, t, :, None])[..., 0]
+        if gated.attention == "softmax":
+            weights = torch.softmax(scores / math.sqrt(z.shape[-1]) + gated.distance[distance], -1)
+        else:
+            weights = laplace(scores / len(s) + gated.distance[distance])
+        rows.append((weights[..., None] * v[:, first:last]).sum(1))
+    h = silu(h + gated.back(silu(gamma) * torch.stack(rows, 1)))
+    return phi.sigmoid() * h + (1 - phi.sigmoid()) * x
+
+
+@pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
+@pytest.mark.parametrize("chunk", [None, 1, 8, 13])
+@torch.no_grad()
+def test_mega_equals_the_paper_s_formula(attention, bidirectional, chunk):
+    mixer = mega(attention, bidirectional, chunk, l_max=11)
+    for L in (1, 8, 27):
+        x = torch.randn(2, L, D, dtype=torch.float64)
+        assert relative(mixer(x), by_formula(mixer, x)) < 1e-12
+
+
+@pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
+@torch.no_grad()
+def test_one_chunk_that_covers_all_is_no_chunk(attention, bidirectional):
+    whole = mega(attention, bidirectional)
+    options = {"d_ema": 3, "d_attention": 5, "attention": attention, "bidirectional": bidirectional}
+    chunked = MegaChunk(D, L_MAX, chunk=50, dtype=torch.float64, **options)
+    chunked.load_state_dict(whole.state_dict())
+    for L in (1, 29, 40):
+        x = torch.randn(2, L, D, dtype=torch.float64)
+        assert torch.equal(chunked(x), whole(x))
+
+
+@pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
+@torch.no_grad()
+def test_chunks_attend_to_themselves_only(attention, bidirectional):
+    gated = mega(attention, bidirectional, chunk=7).gated
+    x, averaged = torch.randn(2, 2, 24, D, dtype=torch.float64)
+    y = gated(x, averaged, None)
+    pieces = [gated(*pair, None) for pair in zip(x.split(7, 1), averaged.split(7, 1), strict=True)]
+    assert relative(y, torch.cat(pieces, 1)) < 1e-12
+
+
+def test_laplace_has_the_value_and_slope_of_relu_squared_at_sqrt_one_half():
+    at = torch.tensor(math.sqrt(0.5), dtype=torch.float64, requires_grad=True)
+    value = laplace(at)
+    (slope,) = torch.autograd.grad(value, at)
+    assert value.item() == pytest.approx(0.5)
+    assert slope.item() == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
+@torch.no_grad()
+def test_the_future_is_seen_only_if_bidirectional(attention, bidirectional):
+    mixer, x = mega(attention, bidirectional, chunk=8), torch.randn(1, 20, D, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 13:] += 1
+    before = relative(mixer(changed)[:, :13], mixer(x)[:, :13])
+    assert before > 1e-3 if bidirectional else before < 1e-13
+
+
+@pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_padding_is_as_if_absent(attention, bidirectional, chunk):
+    mixer = mega(attention, bidirectional, chunk)
+    lengths = torch.tensor([15, 9, 4, 1, 0])
+    u = torch.randn(5, 15, D, dtype=torch.float64)
+    for i, n in enumerate(lengths.tolist()):
+        u[i, n:] = math.nan
+    u.requires_grad_()
+    y = mixer(u, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        assert not y[i, n:].any()
+        if n:
+            assert relative(y[i : i + 1, :n], mixer(u[i : i + 1, :n])) < 1e-12
+    y.square().sum().backward()
+    assert u.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+
+
+@pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
+def test_gradients(attention, bidirectional):
+    mixer = mega(attention, bidirectional, chunk=4)
+    u = torch.randn(2, 7, D, dtype=torch.float64, requires_grad=True)
+    names = list(dict(mixer.named_parameters()))
+
+    def f(u, *values):
+        return torch.func.functional_call(mixer, dict(zip(names, values, strict=True)), (u, torch.tensor([7, 3])))
+
+    assert torch.autograd.gradcheck(f, (u, *mixer.parameters()), fast_mode=True)
+
+
+@torch.no_grad()
+def test_half_precision_by_autocast_keeps_the_dtype():
+    for attention, bidirectional in KINDS:
+        mixer, u = Mega(D, L_MAX, attention=attention, bidirectional=bidirectional, chunk=4), torch.randn(2, 9, D)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = mixer(u, torch.tensor([9, 3]))
+        assert y.dtype == torch.float32
+        assert relative(y, mixer(u, torch.tensor([9, 3]))) < 0.02
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="attention must be one of softmax, laplace; got 'relu'"):
+        Mega(D, 8, attention="relu")
+    with pytest.raises(ValueError, match="chunk must be an integer of at least 1; got 0"):
+        MegaChunk(D, 8, chunk=0)
+    with pytest.raises(ValueError, match="d_ema must be"):
+        Mega(D, 8, d_ema=0)
+    with pytest.raises(TypeError, match="heads"):
+        Mega(D, 8, heads=2)
+    with pytest.raises(ValueError, match=r"u must have shape \(batch, length, d_model = 6\)"):
+        Mega(D, 8)(torch.randn(1, 4, 5))

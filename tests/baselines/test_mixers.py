@@ -1,0 +1,215 @@
+"""What all mixers promise: shapes, causality, lengths, gradients, checkpoints, a place in a block."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mrconv import MRConv, MRConvBlock, param_groups
+from mrconv.baselines import Mixer, mixer_class, mixer_names, register_mixer
+
+from ..conftest import relative
+
+DOUBLE = {"dtype": torch.float64}
+OPTIONS = {
+    "ckconv": {"width": 4},
+    "hyena": {"width": 4, "bands": 2},
+    "liquid-s4": {"d_state": 4, "degree": 3},
+    "longconv": {"lam": 0.001},
+    "multiresconv": {},
+    "s4": {"d_state": 4},
+    "s4d": {"d_state": 4},
+    "s5": {"d_state": 4},
+    "sgconv": {"kernel_size": 4},
+}
+BOTH_WAYS = sorted(set(OPTIONS) - {"multiresconv"})
+AT_OTHER_RATES = sorted(set(BOTH_WAYS) - {"longconv"})
+
+
+def build(name, d_model=3, l_max=16, **options):
+    return mixer_class(name)(d_model, l_max, **(OPTIONS[name] | DOUBLE | options))
+
+
+def test_the_registry_knows_them_all_and_mrconv():
+    assert set(OPTIONS) | {"mrconv"} <= set(mixer_names())
+    assert mixer_class("mrconv") is MRConv
+    with pytest.raises(ValueError, match="did you mean 's4d'"):
+        mixer_class("s4dd")
+    with pytest.raises(ValueError, match="taken by"):
+        register_mixer("s4")(nn.Identity)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("length", [1, 2, 7, 16, 37])
+def test_any_length_keeps_its_shape(name, length):
+    y = build(name)(torch.randn(2, length, 3, **DOUBLE))
+    assert y.shape == (2, length, 3)
+    assert y.isfinite().all()
+
+
+def sees(mixer, length=12, at=5):
+    """Tell which outputs change with input number `at`."""
+    u = torch.randn(1, length, 3, **DOUBLE)
+    other = u.clone()
+    other[:, at] += 1
+    return ((mixer(other) - mixer(u)).abs().amax((0, 2)) > 1e-9).tolist()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_causal_by_default(name):
+    assert sees(build(name))[:5] == [False] * 5
+    assert sees(build(name))[5]
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_bidirectional_looks_ahead(name):
+    assert all(sees(build(name, bidirectional=True))[3:8])
+
+
+WAYS = [*((name, {}) for name in OPTIONS), *((name, {"bidirectional": True}) for name in BOTH_WAYS)]
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_padded_is_as_unpadded(name, options):
+    mixer = build(name, **options)
+    u, lengths = torch.randn(4, 16, 3, **DOUBLE), torch.tensor([16, 5, 1, 0])
+    y = mixer(u, lengths=lengths, gelu=True)
+    for row, length in enumerate(lengths.tolist()):
+        assert not y[row, length:].any()
+        if length:
+            alone = mixer(u[row : row + 1, :length], gelu=True)
+            assert relative(y[row : row + 1, :length], alone) < 1e-11
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gelu_is_applied_to_the_output_with_and_without_gradients(name):
+    mixer, u = build(name), torch.randn(2, 9, 3, **DOUBLE)
+    expected = nn.functional.gelu(mixer(u))
+    assert torch.allclose(mixer(u, gelu=True), expected)
+    with torch.no_grad():
+        assert torch.allclose(mixer(u, gelu=True), expected)
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_gradients_of_the_input_and_every_parameter(name, options):
+    mixer = build(name, d_model=2, l_max=5, **options)
+    names, values = zip(*mixer.named_parameters(), strict=True)
+    values = [v.detach().clone().requires_grad_() for v in values]
+
+    def run(u, *values):
+        return torch.func.functional_call(mixer, dict(zip(names, values, strict=True)), (u,), {"gelu": True})
+
+    assert torch.autograd.gradcheck(run, (torch.randn(1, 5, 2, **DOUBLE, requires_grad=True), *values), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_parameter_gets_a_gradient(name):
+    mixer = build(name)
+    mixer(torch.randn(2, 16, 3, **DOUBLE)).square().sum().backward()
+    for key, p in mixer.named_parameters():
+        assert p.grad.isfinite().all(), key
+        assert p.grad.any(), key
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_state_dict_makes_another_the_same(name):
+    first, second, u = build(name), build(name), torch.randn(2, 16, 3, **DOUBLE)
+    assert not torch.allclose(first(u), second(u))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(u), second(u))
+    assert torch.equal(copy.deepcopy(first)(u), first(u))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_rate_is_taken_or_refused(name):
+    mixer, u = build(name), torch.randn(2, 9, 3, **DOUBLE)
+    assert torch.equal(mixer(u, rate=1), mixer(u))
+    if name in AT_OTHER_RATES:
+        assert not torch.allclose(mixer(u, rate=0.5), mixer(u))
+    else:
+        with pytest.raises(ValueError, match="runs at rate 1 only"):
+            mixer(u, rate=0.5)
+    for wrong in (0, -1, "fast", float("inf")):
+        with pytest.raises(ValueError, match="rate must be a positive number"):
+            mixer(u, rate=wrong)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_wrong_inputs_are_refused(name):
+    mixer = build(name)
+    with pytest.raises(ValueError, match="d_model = 3"):
+        mixer(torch.randn(2, 9, 4, **DOUBLE))
+    with pytest.raises(ValueError, match="lengths"):
+        mixer(torch.randn(2, 9, 3, **DOUBLE), lengths=torch.tensor([3, 10]))
+    if not hasattr(type(mixer), "diagonal") and name != "s5":
+        with pytest.raises(NotImplementedError, match="no recurrence"):
+            mixer.step(torch.randn(2, 3, **DOUBLE), ())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_half_precision_is_computed_in_single(name):
+    mixer, u = build(name, dtype=torch.float32), torch.randn(2, 16, 3)
+    exact = mixer(u)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(mixer(u), exact)
+    half = mixer(u.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert relative(half.float(), exact) < 2e-2
+    assert relative(build_like(mixer, name).to(torch.bfloat16)(u.bfloat16()).float(), exact) < 0.2
+
+
+def build_like(mixer, name):
+    twin = build(name, dtype=torch.float32)
+    twin.load_state_dict(mixer.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_single_precision_is_near_double(name):
+    mixer, u = build(name, d_model=8, l_max=256), torch.randn(2, 256, 8, **DOUBLE)
+    assert relative(copy.deepcopy(mixer).float()(u.float()).double(), mixer(u)) < 1e-4
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_builds_on_meta_with_the_same_parameters(name):
+    real = {key: p.shape for key, p in build(name).named_parameters()}
+    meta = build(name, device="meta")
+    assert {key: p.shape for key, p in meta.named_parameters()} == real
+    assert all(p.is_meta for p in meta.parameters())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_kernel_parameters_name_what_there_is(name):
+    mixer = build(name)
+    assert isinstance(mixer, Mixer)
+    own = {key for key, _ in mixer.named_parameters(recurse=False)} | {key for key, _ in mixer.named_children()}
+    assert set(mixer.kernel_parameters) <= own
+    grouped = [p for group in param_groups(mixer, 0.01, 0.05) for p in group["params"]]
+    assert {id(p) for p in grouped} == {id(p) for p in mixer.parameters()}
+    assert len(grouped) == len(list(mixer.parameters()))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_trains_in_the_place_of_a_blocks_layer(name):
+    block = MRConvBlock(3, 16)
+    block.layer = build(name, dtype=torch.float32)
+    u, lengths = torch.randn(2, 16, 3), torch.tensor([16, 9])
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.01)
+    losses = []
+    for _ in range(5):
+        loss = (block(u, lengths) - u.flip(1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert name != "s4" or "d_state=4" in repr(block)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_compiles_whole(name):
+    torch._dynamo.reset()
+    mixer, u = build(name), torch.randn(2, 16, 3, **DOUBLE)
+    compiled = torch.compile(mixer, fullgraph=True, backend="eager")
+    assert relative(compiled(u, gelu=True), mixer(u, gelu=True)) < 1e-12

@@ -1,0 +1,201 @@
+"""MRConv with gates and with attention around it: equal to the formulas, merged or not, and trained exactly."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mrconv import MRConvBlock, reparameterize
+from mrconv.baselines.mega import GatedAttention
+from mrconv.baselines.mrhyena import MRConvAttention, MRHyena
+
+from ..conftest import randomise, relative, training_step
+
+D, L_MAX = 6, 40
+CLASSES = [MRHyena, MRConvAttention]
+KERNELS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
+
+
+def mixer(cls, **options):
+    if cls is MRConvAttention:
+        options = {"d_attention": 5, "chunk": 16} | options
+    built = cls(D, L_MAX, kernel_size=4, seed=0, dtype=torch.float64, **options)
+    with torch.no_grad():
+        for module in built.modules():
+            if isinstance(module, GatedAttention):
+                for p in module.parameters():
+                    p.normal_(std=0.5)
+    return randomise(built)
+
+
+def causal_toeplitz(kernel, L):
+    """(C, L, L) with kernel[c, t - s] at (t, s), and at s > t nothing."""
+    t = torch.arange(L)
+    lag = t[:, None] - t
+    taps = F.pad(kernel, (0, max(L - kernel.shape[1], 0)))
+    return taps[:, lag.clamp(min=0)] * (lag >= 0)
+
+
+def direct(conv, x):
+    """The convolution of x (B, L, D) as a matrix for each channel, from the merged kernel."""
+    kernel, bias = conv.k_rep()
+    L = x.shape[1]
+    if conv.bidirectional:
+        matrix = causal_toeplitz(kernel[0], L) + F.pad(causal_toeplitz(kernel[1], L - 1).mT, (1, 0, 0, 1))
+    else:
+        matrix = causal_toeplitz(kernel, L)
+    return torch.einsum("cts,bsc->btc", matrix, x) + bias + conv.D * x
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
+@torch.no_grad()
+def test_mrhyena_equals_its_formula_with_the_merged_kernel(kernel, bidirectional):
+    built = mixer(MRHyena, kernel=kernel, bidirectional=bidirectional).eval()
+    for L in (2, 31, 57):
+        u = torch.randn(2, L, D, dtype=torch.float64)
+        projected = F.pad(built.into(u), (0, 0, 1, 1) if bidirectional else (0, 0, 2, 0))
+        taps = built.short.weight[:, 0].T
+        x1, x2, v = (sum(taps[j] * projected[:, j : j + L] for j in range(3)) + built.short.bias).chunk(3, -1)
+        assert relative(built(u), built.out(x2 * direct(built.conv, x1 * v))) < 1e-12
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_the_hybrid_is_mega_with_the_convolution_for_the_average(bidirectional):
+    built = mixer(MRConvAttention, bidirectional=bidirectional).eval()
+    u = torch.randn(2, 37, D, dtype=torch.float64)
+    averaged = F.silu(direct(built.conv, u))
+    pieces = [built.gated(*pair, None) for pair in zip(u.split(16, 1), averaged.split(16, 1), strict=True)]
+    assert relative(built(u), torch.cat(pieces, 1)) < 1e-12
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_merged_equals_branches_with_random_statistics(cls, kernel, bidirectional):
+    built = mixer(cls, kernel=kernel, bidirectional=bidirectional, backend="reference").eval()
+    merged = reparameterize(copy.deepcopy(built))
+    assert merged.conv.merged
+    for L in (1, 23, 40, 65):
+        u = torch.randn(2, L, D, dtype=torch.float64)
+        lengths = torch.tensor([L, L // 2])
+        assert relative(merged(u), built(u)) < 1e-12
+        assert relative(merged(u, lengths), built(u, lengths)) < 1e-12
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_training_equals_the_branches_reference(cls, bidirectional, padded):
+    fast = mixer(cls, bidirectional=bidirectional, backend="torch")
+    slow = copy.deepcopy(fast)
+    slow.conv.backend = "reference"
+    u = torch.randn(3, 29, D, dtype=torch.float64)
+    options = {"lengths": torch.tensor([29, 17, 4])} if padded else {}
+    y, du, grads = training_step(fast, u, **options)
+    expected, expected_du, expected_grads = training_step(slow, u, **options)
+    assert relative(y, expected) < 1e-11
+    assert relative(du, expected_du) < 1e-10
+    for name, grad in expected_grads.items():
+        assert relative(grads[name], grad) < 1e-9, name
+    for name, buffer in slow.named_buffers():
+        assert torch.allclose(dict(fast.named_buffers())[name].double(), buffer.double(), atol=1e-12), name
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_more_padding_changes_no_statistics(cls, bidirectional):
+    built = mixer(cls, bidirectional=bidirectional).train()
+    other = copy.deepcopy(built)
+    u, lengths = torch.randn(3, 21, D, dtype=torch.float64), torch.tensor([21, 12, 3])
+    y = built(u, lengths)
+    assert relative(other(F.pad(u, (0, 0, 0, 30), value=5.0), lengths)[:, :21], y) < 1e-11
+    for a, b in zip(other.conv.buffers(), built.conv.buffers(), strict=True):
+        assert torch.allclose(a.double(), b.double(), atol=1e-12)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_padding_is_as_if_absent(cls, bidirectional):
+    built = mixer(cls, bidirectional=bidirectional).eval()
+    u = torch.randn(4, 35, D, dtype=torch.float64)
+    lengths = torch.tensor([35, 16, 7, 0])
+    for i, n in enumerate(lengths.tolist()):
+        u[i, n:] = math.nan
+    y = built(u, lengths)
+    for i, n in enumerate(lengths.tolist()):
+        assert not y[i, n:].any()
+        if n:
+            assert relative(y[i : i + 1, :n], built(u[i : i + 1, :n])) < 1e-12
+    training = built.train()(u, lengths)
+    training.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in built.parameters())
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_the_future_is_seen_only_if_bidirectional(cls, bidirectional):
+    built, u = mixer(cls, bidirectional=bidirectional).eval(), torch.randn(1, 20, D, dtype=torch.float64)
+    changed = u.clone()
+    changed[:, 13:] += 1
+    before = relative(built(changed)[:, :13], built(u)[:, :13])
+    assert before > 1e-3 if bidirectional else before < 1e-13
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients(cls, training):
+    built = mixer(cls, bidirectional=True).train(training)
+    u = torch.randn(2, 7, D, dtype=torch.float64, requires_grad=True)
+    names = list(dict(built.named_parameters()))
+
+    def f(u, *values):
+        return torch.func.functional_call(built, dict(zip(names, values, strict=True)), (u,))
+
+    assert torch.autograd.gradcheck(f, (u, *built.parameters()), fast_mode=True)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@torch.no_grad()
+def test_state_dicts_go_round_merged_and_not(cls):
+    built, u = mixer(cls).eval(), torch.randn(2, 9, D, dtype=torch.float64)
+    other = mixer(cls).eval()
+    other.load_state_dict(built.state_dict())
+    assert torch.equal(other(u), built(u))
+    merged = reparameterize(built)
+    again = mixer(cls, merged=True)
+    again.load_state_dict(merged.state_dict())
+    assert torch.equal(again(u), merged(u))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@torch.no_grad()
+def test_in_a_block_and_at_another_rate(cls):
+    block = MRConvBlock(D, L_MAX, dtype=torch.float64)
+    block.layer = mixer(cls)
+    block = block.eval()
+    u = torch.randn(2, 33, D, dtype=torch.float64)
+    expected = block(u, rate=2.0)
+    assert relative(block(u), expected) > 1e-3
+    reparameterize(block, rate=2.0)
+    assert relative(block(u), expected) < 1e-12
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_mistakes_are_named(cls):
+    with pytest.raises(ValueError, match="heads must be 1"):
+        cls(D, 8, heads=2)
+    with pytest.raises(ValueError, match="kernel must be one of"):
+        cls(D, 8, kernel="none such")
+    with pytest.raises(ValueError, match="rate=2 needs a continuous kernel"):
+        cls(D, 8, kernel="dilated")(torch.randn(1, 4, D), rate=2.0)
+    with pytest.raises(ValueError, match="d_conv must be"):
+        MRHyena(D, 8, d_conv=0)
+    with pytest.raises(ValueError, match="chunk must be"):
+        MRConvAttention(D, 8, chunk=0)
