@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from .layer import MRConv
 from .norm import SequenceBatchNorm
+from .states import LayerState
+from .streaming import Streams, check_settled
 from .validation import check_choice, check_fraction, check_input, check_lengths, padding_mask
 
 
@@ -48,7 +50,7 @@ def block_norm_module(name: str, d_model: int, sync_stats: bool, **factory: Any)
     return SequenceLayerNorm(d_model, **factory)
 
 
-class MRConvBlock(nn.Module):
+class MRConvBlock(Streams, nn.Module):
     """[norm] -> MRConv -> GELU -> dropout -> linear and GLU -> dropout -> residual -> [norm], (B, L, d_model).
 
     Every other keyword goes to `MRConv`.
@@ -82,6 +84,22 @@ class MRConvBlock(nn.Module):
             lengths = check_lengths(lengths, u.shape[0], u.shape[1])
             mask = padding_mask(lengths, u)
         x = self.norm(u, mask) if self.prenorm else u
-        x = self.dropout(self.layer(x, lengths, rate, gelu=True))
-        x = u + self.dropout(F.glu(self.mix(x), -1))
+        return self._mixed(u, self.layer(x, lengths, rate, gelu=True), mask)
+
+    def _mixed(self, u: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return what follows the layer and its GELU."""
+        x = u + self.dropout(F.glu(self.mix(self.dropout(x)), -1))
         return x if self.prenorm else self.norm(x, mask)
+
+    def initial_state(self, batch: int, **options: Any) -> LayerState:
+        """Return the layer's state before the first input; the options are those of `MRConv.initial_state`."""
+        check_settled(self)
+        return self.layer.initial_state(batch, **options)
+
+    @torch.no_grad()
+    def stream(self, u: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
+        """Take the next positions u (B, T, d_model); return their outputs and the state, which is written to."""
+        check_settled(self)
+        check_input(u, self.layer.d_model)
+        y, state = self.layer.stream(self.norm(u) if self.prenorm else u, state)
+        return self._mixed(u, F.gelu(y)), state

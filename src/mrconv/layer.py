@@ -12,9 +12,12 @@ from torch.nn import functional as F
 
 from . import ops
 from .branches import Branches, resolution_lengths
-from .kernels import IntegerBuffers, kernel_class, resampled
+from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
 from .norm import track
 from .ops import Lags, Taps, compute_dtype
+from .ssm import FourierSSM, SlidingSSM, fourier_ssm, sliding_ssm
+from .states import LayerState
+from .streaming import Streams, check_streams, plan
 from .validation import (
     check_choice,
     check_decay,
@@ -30,7 +33,7 @@ FORMAT_VERSION = 1
 """Version of the names and shapes in state dicts and saved models."""
 
 
-class MRConv(IntegerBuffers):
+class MRConv(Streams, IntegerBuffers):
     """Multi-resolution convolution over sequences, (B, L, d_model) -> (B, L, heads * d_model).
 
     y = sum_i alpha_i BN_i(k_i * u) + D u, the kernels k_i doubling in length up to l_max. Computed as one
@@ -183,6 +186,56 @@ class MRConv(IntegerBuffers):
             y = y + skip[:, None].to(x.dtype) * x
         y = y.transpose(1, 2)
         return F.gelu(y) if gelu else y
+
+    def initial_state(
+        self,
+        batch: int,
+        *,
+        rate: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> LayerState:
+        """Return the state of `batch` sequences before their first input; device and dtype default to the layer's."""
+        check_streams(self)
+        check_positive_int(batch=batch)
+        rate, own = self._checked(rate), next(self.parameters())
+        # Made anew for every new state: of changes that go past autograd, such as to `parameter.data`, no one tells.
+        streamer = plan(self, rate, fresh=True)
+        return streamer.initial_state(self.d_model, batch, rate, device or own.device, dtype or own.dtype)
+
+    @torch.no_grad()
+    def stream(self, u: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
+        """Take the next positions u (B, T, d_model); return their outputs, as `forward`'s, and the state after them.
+
+        The state is written to and returned; there are no gradients. Needs causal kernels and settled statistics.
+        """
+        check_streams(self)
+        check_input(u, self.d_model)
+        streamer = plan(self, self._checked(state.rate))
+        streamer.check(state, u)
+        with torch.autocast(u.device.type, enabled=False):
+            y = streamer.run(self, u, state)
+        state.time += u.shape[1]
+        return y, state
+
+    def to_ssm(
+        self, form: str = "sliding", *, states: int | None = None, rate: float | None = None
+    ) -> SlidingSSM | FourierSSM:
+        """Return the Fourier kernels as a state-space model, with running statistics, without the skip D.
+
+        "sliding" is exact; "fourier" is that of the paper's appendix, which approaches the kernels as `states` grow.
+        """
+        check_choice("form", form, ("sliding", "fourier"))
+        check_streams(self)
+        rate = self._checked(rate)
+        kernel = None if self.merged else self._directions()[0].kernel
+        if not isinstance(kernel, FourierKernel):
+            what = "a merged layer" if kernel is None else f"kernel={self.kernel!r}"
+            raise ValueError(f"to_ssm needs kernel='fourier', not merged; got {what}")
+        sliding = sliding_ssm(self._directions()[0], kernel, rate)
+        if form == "sliding":
+            return sliding
+        return fourier_ssm(sliding, states or 4 * sliding.A.shape[1] + 1)
 
     def choice(self, u: Tensor, rate: float | None = None) -> ops.Choice:
         """Tell which op runs for inputs like u (B, L, d_model) in the present mode, and what the others would cost."""

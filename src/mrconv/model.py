@@ -20,10 +20,12 @@ from .config import (
 )
 from .hub import Model
 from .ops import compute_dtype
+from .states import BackboneState, PooledState
+from .streaming import Streams, check_settled
 from .validation import check_choice, check_lengths, check_positive_int, padding_mask
 
 
-class Backbone(Model):
+class Backbone(Streams, Model):
     """Encoder and blocks without a head: tokens (B, L) or values (B, L, d_input) -> features (B, L, d_model)."""
 
     config_class = BackboneConfig
@@ -72,6 +74,24 @@ class Backbone(Model):
             return h
         return self.norm(h, None if seen is None else padding_mask(seen, h))
 
+    def initial_state(self, batch: int, **options: Any) -> BackboneState:
+        """Return the state of `batch` sequences before their first input; options as for `MRConv.initial_state`."""
+        check_settled(self)
+        return BackboneState([block.initial_state(batch, **options) for block in self._blocks()])
+
+    @torch.no_grad()
+    def stream(self, x: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
+        """Take the next positions of x; return their features (B, T, d_model) and the state, which is written to."""
+        check_settled(self)
+        self.check(x)
+        h = self.encoder(x)
+        for block, remembered in zip(self._blocks(), state.blocks, strict=True):
+            h, _ = block.stream(h, remembered)
+        return h if self.norm is None else self.norm(h), state
+
+    def _blocks(self) -> list[MRConvBlock]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
     def check(self, x: Tensor) -> None:
         """Refuse an input of another shape or kind than the encoder takes."""
         c = self.config
@@ -104,7 +124,7 @@ def pool(h: Tensor, lengths: Tensor | Sequence[int] | None, how: str) -> Tensor:
     return h[torch.arange(h.shape[0], device=h.device), (lengths - 1).clamp(min=0)]
 
 
-class _WithLinearHead(_WithBackbone):
+class _WithLinearHead(Streams, _WithBackbone):
     """A backbone and one linear layer, on the pooled sequence or on every position."""
 
     config: ClassifierConfig | LabellerConfig | RegressorConfig
@@ -124,6 +144,31 @@ class _WithLinearHead(_WithBackbone):
         """Return the head's outputs; positions from `lengths` (B,) on are not pooled."""
         h = self.backbone(x, lengths, rate)
         return self.head(h if self.pool is None else pool(h, lengths, self.pool))
+
+    def initial_state(self, batch: int, **options: Any) -> BackboneState | PooledState:
+        """Return the state of `batch` sequences before their first input; options as for `MRConv.initial_state`."""
+        state = self.backbone.initial_state(batch, **options)
+        if self.pool != "mean":
+            return state
+        with torch.inference_mode(False):
+            total = torch.zeros(batch, self.config.d_model, device=state.blocks[0].inputs.device, dtype=torch.float64)
+            return PooledState(state, total, torch.zeros_like(total[:, 0]))
+
+    @torch.no_grad()
+    def stream(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Take the next positions of x; return the head's outputs (B, T, ...) and the state, which is written to.
+
+        Where `forward` pools, the output at a position is that for the sequence up to there.
+        """
+        if self.pool != "mean":
+            h, state = self.backbone.stream(x, state)
+            return self.head(h), state
+        h, _ = self.backbone.stream(x, state.backbone)
+        totals = state.total[:, None] + h.to(state.total).cumsum(1)
+        counts = state.count[:, None] + torch.arange(1, h.shape[1] + 1, device=h.device)
+        state.total.copy_(totals[:, -1])
+        state.count += h.shape[1]
+        return self.head((totals / counts[..., None]).to(h.dtype)), state
 
 
 class SequenceClassifier(_WithLinearHead):
@@ -191,7 +236,7 @@ def _stacked(
     return torch.cat(sides), torch.cat(lengths)
 
 
-class LanguageModel(_WithBackbone):
+class LanguageModel(Streams, _WithBackbone):
     """Tokens (B, L) -> logits (B, L, vocab_size) of the next one, causally; the head is the embedding."""
 
     config_class = LanguageModelConfig
@@ -213,3 +258,13 @@ class LanguageModel(_WithBackbone):
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
         """Return logits of the token after each position."""
         return F.linear(self.backbone(tokens, lengths, rate), self._embedding)
+
+    def initial_state(self, batch: int, **options: Any) -> BackboneState:
+        """Return the state of `batch` sequences before their first token; options as for `MRConv.initial_state`."""
+        return self.backbone.initial_state(batch, **options)
+
+    @torch.no_grad()
+    def stream(self, x: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
+        """Take the next tokens x (B, T); return logits of the token after each and the state, which is written to."""
+        h, state = self.backbone.stream(x, state)
+        return F.linear(h, self._embedding), state

@@ -1,0 +1,91 @@
+"""Fourier kernels as state-space models."""
+
+import pytest
+import torch
+
+from ..conftest import relative
+from .helpers import L_MAX, build, double
+
+NAMES = ["constant", "fourier", "odd fourier", "one resolution", "no norm", "fourier concat", "decay", "another rate"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_sliding_form_has_the_merged_kernel(name):
+    layer = build(name)
+    ssm, (kernel, bias) = layer.to_ssm(), layer.k_rep()
+    assert relative(ssm.kernel(), kernel) < 1e-13
+    assert torch.allclose(ssm.bias, bias)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernel_is_what_the_matrices_say(name):
+    layer = build(name)
+    ssm, kernels = layer.to_ssm(), layer.branches[0].merged(layer.rate)[0]
+    for i, (values, lags) in enumerate(kernels):
+        powers = ssm.A[i] ** torch.arange(len(lags))[:, None]  # A**s
+        found = (powers * ssm.B[i] @ ssm.C[i]).real.t()
+        assert ssm.offsets[i] == lags.start
+        assert relative(found, values.expand(-1, len(lags))) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recurrence_gives_the_output(name):
+    layer, u = build(name), double(1, 3 * L_MAX, 4)
+    ssm = layer.to_ssm()
+    x, y = torch.zeros(*ssm.A.shape, 4, dtype=torch.complex128), torch.zeros(u.shape[1], 4).double()
+    for t in range(u.shape[1]):
+        for i, (offset, width) in enumerate(zip(ssm.offsets, ssm.widths, strict=True)):
+            new, old = (u[0, s] if s >= 0 else torch.zeros(4).double() for s in (t - offset, t - offset - width))
+            x[i] = ssm.A[i, :, None] * x[i] + ssm.B[i, :, None] * new - ssm.E[i, :, None] * old
+        y[t] = (ssm.C * x).sum((0, 1)).real + ssm.bias + layer.D * u[0, t]
+    assert relative(y[None], layer(u)) < 1e-12
+
+
+def appendix_errors(states):
+    layer = build("fourier")
+    ssm, whole = layer.to_ssm("fourier", states=states), layer.branches[0].merged()[0]
+    errors = []
+    for i in (1, 2):  # whole windows; the last is cut
+        values, lags = whole[i]
+        n = len(lags)
+        step = torch.linalg.matrix_exp(ssm.A / n)
+        x, found = ssm.B, []
+        for _ in range(2 * n):
+            found.append(ssm.C[i] @ x)
+            x = step @ x
+        found = torch.stack(found, 1)
+        inside = slice(n // 4, n - n // 4)  # the ends of the window are where the series rings
+        errors.append(relative(found[:, inside], values[:, inside]))
+        errors.append((found[:, n + n // 4 :].norm() / values.norm()).item())  # past the window
+    return max(errors)
+
+
+def test_the_appendix_form_approaches_the_kernel_and_then_nothing():
+    errors = [appendix_errors(states) for states in (9, 33, 129, 513)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.01
+
+
+def test_the_matrices_are_the_appendix():
+    ssm = build("fourier").to_ssm("fourier", states=7)
+    A, B, root = ssm.A, ssm.B, 2**0.5
+    assert A.shape == (7, 7)
+    assert torch.allclose(B, torch.tensor([2, 2 * root, 0, 2 * root, 0, 2 * root, 0]).double())
+    assert A[0, 0] == -2
+    assert torch.allclose(A[0, 1::2], torch.tensor(-2 * root).double())
+    assert torch.allclose(A[1::2, 0], torch.tensor(-2 * root).double())
+    assert torch.allclose(A[1::2, 1::2], torch.tensor(-4.0).double())
+    assert torch.allclose(A.diagonal(-1)[1::2], 2 * torch.pi * torch.arange(1, 4).double())
+    assert torch.allclose(A.diagonal(1)[1::2], -2 * torch.pi * torch.arange(1, 4).double())
+
+
+def test_other_kernels_are_no_state_space_models():
+    for layer in (build("dense"), build("fourier+sparse"), build("fourier", merged=True)):
+        with pytest.raises(ValueError, match="to_ssm needs kernel='fourier'"):
+            layer.to_ssm()
+    with pytest.raises(ValueError, match="form must be one of sliding, fourier"):
+        build("fourier").to_ssm("diagonal")
+    with pytest.raises(ValueError, match="states must be an odd number of at least 7"):
+        build("fourier").to_ssm("fourier", states=6)
+    with pytest.raises(ValueError, match="bidirectional"):
+        build("fourier", bidirectional=True).to_ssm()
