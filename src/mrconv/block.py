@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,10 +51,18 @@ def block_norm_module(name: str, d_model: int, sync_stats: bool, **factory: Any)
     return SequenceLayerNorm(d_model, **factory)
 
 
+def _peer(*args: Any, **options: Any) -> MRConv:
+    """Return a mixer that is called as MRConv is."""
+    from .baselines import make_mixer
+
+    return make_mixer(*args, **options)  # type: ignore[return-value]
+
+
 class MRConvBlock(Streams, nn.Module):
     """[norm] -> MRConv -> GELU -> dropout -> linear and GLU -> dropout -> residual -> [norm], (B, L, d_model).
 
-    Every other keyword goes to `MRConv`.
+    `mixer` names a peer of `mrconv.baselines` to stand in MRConv's place, with its own `mixer_options`. Every other
+    keyword goes to `MRConv`.
     """
 
     def __init__(
@@ -64,13 +73,23 @@ class MRConvBlock(Streams, nn.Module):
         dropout: float = 0.0,
         block_norm: str = "batch",
         prenorm: bool = False,
+        mixer: str = "mrconv",
+        mixer_options: Mapping[str, Any] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **layer: Any,
     ) -> None:
         super().__init__()
         self.prenorm = prenorm
-        self.layer = MRConv(d_model, l_max, device=device, dtype=dtype, **layer)
+        if mixer == "mrconv" and mixer_options:
+            raise ValueError(
+                f"mixer_options are for other mixers; MRConv's own options stand for themselves: {mixer_options}"
+            )
+        self.layer = (
+            MRConv(d_model, l_max, device=device, dtype=dtype, **layer)
+            if mixer == "mrconv"
+            else _peer(mixer, d_model, l_max, mixer_options or {}, layer, device=device, dtype=dtype)
+        )
         self.dropout = TiedDropout(dropout)
         self.mix = nn.Linear(self.layer.heads * d_model, 2 * d_model, device=device, dtype=dtype)
         sync_stats = layer.get("sync_stats", False)

@@ -62,9 +62,12 @@ class BackboneConfig(LayerConfig):
     depth: number of blocks. vocab_size: for token input, or d_input: channels of real-valued input; with neither, the
     input already has d_model channels. block_norm: "batch" or "layer", before each block's layer (prenorm) or after
     its residual. mask_padding: hide positions past `lengths` from every layer and statistic, not only the pooling.
+    mixer: "mrconv", or one of `mrconv.baselines.mixer_names()` in its place, with its own mixer_options.
     """
 
     depth: int
+    mixer: str = "mrconv"
+    mixer_options: dict[str, Any] | None = None
     vocab_size: int | None = None
     d_input: int | None = None
     dropout: float = 0.0

@@ -129,7 +129,7 @@ class Model(
         states = {(layer.merged, layer.rate) for layer in layers}
         if len(states) > 1:
             raise ValueError("the layers of the model are not all merged, or not at one rate: merge all alike or none")
-        merged, rate = states.pop()
+        merged, rate = states.pop() if states else (False, self.config.rate)
         return dataclasses.replace(self.config, merged=merged, rate=rate)
 
     def _save_pretrained(self, save_directory: Path) -> None:

@@ -54,6 +54,8 @@ class Backbone(Streams, Model):
                     dropout=c.dropout,
                     block_norm=c.block_norm,
                     prenorm=c.prenorm,
+                    mixer=c.mixer,
+                    mixer_options=c.mixer_options,
                     **(shared | {"seed": seed}),
                     **factory,
                 )

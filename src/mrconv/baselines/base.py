@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
@@ -174,3 +175,27 @@ def mixer_class(name: str) -> type[nn.Module]:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"mixer must be one of {', '.join(mixer_names())}; got {name!r}{hint}")
     return _REGISTRY[name]
+
+
+def make_mixer(
+    name: str, d_model: int, l_max: int, options: Mapping[str, Any], layer: Mapping[str, Any], **factory: Any
+) -> nn.Module:
+    """Return a mixer for a block, with its own options.
+
+    Of `layer`, the block's options of `MRConv`, one with an MRConv inside takes all, any other `bidirectional` only.
+    """
+    cls = mixer_class(name)
+    known = inspect.signature(cls).parameters
+    if "layer" in known:
+        given = dict(layer)
+    elif "bidirectional" in known or "factory" in known:
+        given = {"bidirectional": layer.get("bidirectional", False)}
+    elif layer.get("bidirectional", False):
+        raise ValueError(f"{name} runs forwards only: bidirectional must be false")
+    else:
+        given = {}
+    for option in options:
+        if option not in known and not {"layer", "factory"} & set(known):
+            near = difflib.get_close_matches(option, known, 1)
+            raise ValueError(f"{name} has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return cls(d_model, l_max, **(given | dict(options)), **factory)

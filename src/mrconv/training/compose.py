@@ -49,13 +49,15 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def spelled_out(overrides: Sequence[str]) -> list[str]:
-    """Return the settings as Hydra takes them: task.rate is rate, any other task.KEY an option of the task."""
+    """Return the settings as Hydra takes them: task.rate is rate, other task.KEY and mixer.KEY are options of those."""
     found = []
     for text in overrides:
         if text.startswith("task."):
             name = text.removeprefix("task.")
             text = name if name.startswith("rate=") else f"task_options.{name}"
-        found.append(f"++{text}" if text.startswith("task_options") else text)
+        elif text.startswith("mixer."):
+            text = f"mixer_options.{text.removeprefix('mixer.')}"
+        found.append(f"++{text}" if text.startswith(("task_options", "mixer_options")) else text)
     return found
 
 

@@ -26,10 +26,11 @@ class Experiment:
     """One training run.
 
     The task: `task` names it, `task_options` are its own, `data` is the path of one's own data (task "folder"); `rate`
-    < 1 trains on decimated signals. The model: as `MRConv`, `MRConvBlock` and `SequenceClassifier` explain. The recipe:
-    AdamW, `kernel_lr` without weight decay for kernels, none for biases and norms, cosine to 0 after `warmup_epochs` of
-    linear rise, per step; `clip` and `ema` of 0 are off. The machine: `precision`, `compile`, `loader` ("auto": on the
-    GPU itself if there is one and the data fits), `devices`, `strategy` and `nodes` as Lightning has them.
+    < 1 trains on decimated signals. The model: as `MRConv`, `MRConvBlock` and `SequenceClassifier` explain; `mixer`
+    puts a peer of `mrconv.baselines` in MRConv's place. The recipe: AdamW, `kernel_lr` without weight decay for
+    kernels, none for biases and norms, cosine to 0 after `warmup_epochs` of linear rise, per step; `clip` and `ema` of
+    0 are off. The machine: `precision`, `compile`, `loader` ("auto": on the GPU itself if there is one and the data
+    fits), `devices`, `strategy` and `nodes` as Lightning has them.
     """
 
     name: str = "run"
@@ -40,6 +41,8 @@ class Experiment:
     cache_dir: str | None = None
     rate: float = 1.0
     # the model
+    mixer: str = "mrconv"
+    mixer_options: dict[str, Any] = field(default_factory=dict)
     kernel: str = "fourier"
     kernel_size: int = 1
     depth: int = 6

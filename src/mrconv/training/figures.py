@@ -44,6 +44,8 @@ def draw_run(folder: Path, out: Path | None = None) -> list[Path]:
         drawn.append(out / "curves.png")
     if (folder / MODEL).is_dir():
         model = load(folder / MODEL)
+        if not any(isinstance(module, MRConv) for module in model.modules()):
+            return drawn  # a peer's: it has no branches
         if not any(_without_alpha(layer) for layer in layers(model).values()):
             alpha_distribution(model, out / "alpha.png")
             drawn.append(out / "alpha.png")

@@ -47,6 +47,8 @@ def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
         momentum=e.momentum,
         sync_stats=e.sync_stats,
         depth=e.depth,
+        mixer=e.mixer,
+        mixer_options=dict(e.mixer_options) or None,
         dropout=e.dropout,
         block_norm=e.block_norm,
         prenorm=e.prenorm,

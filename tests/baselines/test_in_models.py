@@ -1,0 +1,63 @@
+"""Every peer stands where MRConv does: in blocks, models, saved models and experiments."""
+
+import pytest
+import torch
+
+from mrconv import MRConvBlock, SequenceClassifier, param_groups, reparameterize
+from mrconv.baselines import mixer_names
+from mrconv.training import run
+from mrconv.training.compose import composed
+
+from ..training.miniature import data, small
+
+PEERS = [name for name in mixer_names() if name != "mrconv"]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_trains_in_a_model_that_can_be_saved(name, tmp_path):
+    torch.manual_seed(0)
+    model = SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=2, l_max=40, mixer=name)
+    u = torch.randn(2, 33, 2)
+    model(u, lengths=torch.tensor([33, 20])).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    reparameterize(model)
+    model.save_pretrained(tmp_path)
+    again = SequenceClassifier.from_pretrained(tmp_path).eval()
+    assert torch.allclose(again(u), model(u), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_parameter_of_a_peer_is_in_one_group(name):
+    model = SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=2, l_max=40, mixer=name)
+    grouped = [p for group in param_groups(model, 0.01, 0.1) for p in group["params"]]
+    assert len(grouped) == len({id(p) for p in grouped}) == len(list(model.parameters()))
+
+
+def test_peers_of_mrconv_take_its_options_and_others_theirs():
+    block = MRConvBlock(8, 40, mixer="mrhyena", kernel="dilated", kernel_size=4, mixer_options={"d_conv": 5})
+    assert block.layer.conv.kernel == "dilated"
+    assert MRConvBlock(8, 40, mixer="s4d", mixer_options={"d_state": 6}).layer is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixer": "s4e"}, "mixer must be one of .*got 's4e'"),
+        ({"mixer": "attention", "mixer_options": {"n_head": 2}}, "did you mean 'n_heads'"),
+        ({"mixer": "multiresconv", "bidirectional": True}, "multiresconv runs forwards only"),
+        ({"mixer_options": {"d_state": 2}}, "mixer_options are for other mixers"),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        MRConvBlock(8, 40, **options)
+
+
+def test_an_experiment_swaps_the_mixer(tmp_path, monkeypatch):
+    experiment = composed(["experiment=listops-base", "mixer=s4d", "mixer.d_state=6"])
+    assert experiment.mixer_options == {"d_state": 6}
+    tiny = data("listops")
+    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    result = run.train(small(experiment), tmp_path / "run", quiet=True)
+    assert result["config"]["mixer"] == "s4d"
+    assert result["accuracy"] == result["merged_accuracy"]
