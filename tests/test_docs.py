@@ -80,3 +80,10 @@ def test_times_of_models_on_the_pages_are_those_recorded():
             assert f"| {row['shape']['name']} | " + " | ".join(f"{ms:.1f}" for ms in times) + " |" in page
     for found in ([row["training"]["ours"] for row in rows], [row["inference"]["merged"] for row in rows]):
         assert " | ".join(f"{each['compile_graph_ms']:.1f}" for each in found) in readme
+
+
+def test_times_of_steps_on_the_page_are_those_recorded():
+    page = (ROOT / "docs/streaming.md").read_text()
+    for row in json.loads((ROOT / "benchmarks/results/streaming-cpu-float32.json").read_text())["rows"]:
+        names = ("fourier 1", "fourier 32", "dilated 8", "dense", "window", "attention")
+        assert " | ".join(f"{row[name]['ms']:.3g}" for name in names) in page
