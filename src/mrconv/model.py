@@ -18,6 +18,7 @@ from .config import (
     RegressorConfig,
     TwoTowerConfig,
 )
+from .generation import generate
 from .hub import Model
 from .ops import compute_dtype
 from .states import BackboneState, PooledState
@@ -270,3 +271,10 @@ class LanguageModel(Streams, _WithBackbone):
         """Take the next tokens x (B, T); return logits of the token after each and the state, which is written to."""
         h, state = self.backbone.stream(x, state)
         return F.linear(h, self._embedding), state
+
+    def generate(self, prompt: Tensor, new_tokens: int, **options: Any) -> Tensor:
+        """Return what follows the prompts (B, T), up to new_tokens each; options as for `generation.generate`.
+
+        They are temperature (0: the likeliest), top_k, top_p, stop (tokens that end a sequence), generator, callback.
+        """
+        return generate(self, prompt, new_tokens, **options)
