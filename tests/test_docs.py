@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.fixture
 def _clean(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(base.KERNELS, "entries", dict(base.KERNELS.entries))
     yield
     torch.set_default_dtype(torch.float32)
 

@@ -152,7 +152,7 @@ def test_forward_mode_is_refused_rather_than_dropped():
 
 
 def test_a_kernel_of_the_wrong_shape_is_refused(monkeypatch):
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(base.KERNELS, "entries", dict(base.KERNELS.entries))
 
     @register_kernel("short")
     class Short(kernel_class("dense")):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..kernels import resampled
+from ..registry import Registry
 from ..validation import check_input, check_lengths, check_positive_int, padding_mask
 
 State = tuple[Tensor, ...]
@@ -146,35 +147,11 @@ def parameter(x: Tensor, device: Any = None, dtype: torch.dtype | None = None) -
     return nn.Parameter(x.to(device=device, dtype=dtype or torch.get_default_dtype()))
 
 
-_REGISTRY: dict[str, type[nn.Module]] = {}
-_Class = TypeVar("_Class", bound=type[nn.Module])
-
-
-def register_mixer(name: str) -> Callable[[_Class], _Class]:
-    """Class decorator: make a mixer known by a name."""
-
-    def register(cls: _Class) -> _Class:
-        taken = _REGISTRY.get(name, cls)
-        if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"mixer name {name!r} is taken by {taken.__module__}.{taken.__qualname__}")
-        _REGISTRY[name] = cls
-        return cls
-
-    return register
-
-
-def mixer_names() -> list[str]:
-    """Return the names of all registered mixers."""
-    return sorted(_REGISTRY)
-
-
-def mixer_class(name: str) -> type[nn.Module]:
-    """Return the mixer registered under a name; all are called as `cls(d_model, l_max, **options)`."""
-    if not isinstance(name, str) or name not in _REGISTRY:
-        near = difflib.get_close_matches(str(name), _REGISTRY, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"mixer must be one of {', '.join(mixer_names())}; got {name!r}{hint}")
-    return _REGISTRY[name]
+MIXERS: Registry[nn.Module] = Registry("mixer")
+register_mixer = MIXERS.register
+"""Class decorator: make a mixer known by a name; all are called as `cls(d_model, l_max, **options)`."""
+mixer_names = MIXERS.names
+mixer_class = MIXERS.get
 
 
 def make_mixer(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from ..registry import Registry
 
 
 class IntegerBuffers(nn.Module):
@@ -105,32 +106,8 @@ def resampled(length: int, rate: float) -> int:
     return max(1, round(rate * length))
 
 
-_REGISTRY: dict[str, type[Kernel]] = {}
-_Class = TypeVar("_Class", bound=type[Kernel])
-
-
-def register_kernel(name: str) -> Callable[[_Class], _Class]:
-    """Class decorator: make a parameterisation known to `MRConv` as `kernel=name`."""
-
-    def register(cls: _Class) -> _Class:
-        taken = _REGISTRY.get(name, cls)
-        if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"kernel name {name!r} is taken by {taken.__module__}.{taken.__qualname__}")
-        _REGISTRY[name] = cls
-        return cls
-
-    return register
-
-
-def kernel_names() -> list[str]:
-    """Return the names of all registered parameterisations."""
-    return sorted(_REGISTRY)
-
-
-def kernel_class(name: str) -> type[Kernel]:
-    """Return the parameterisation registered under a name."""
-    if not isinstance(name, str) or name not in _REGISTRY:
-        near = difflib.get_close_matches(str(name), _REGISTRY, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"kernel must be one of {', '.join(kernel_names())}; got {name!r}{hint}")
-    return _REGISTRY[name]
+KERNELS: Registry[Kernel] = Registry("kernel")
+register_kernel = KERNELS.register
+"""Class decorator: make a parameterisation known to `MRConv` as `kernel=name`."""
+kernel_names = KERNELS.names
+kernel_class = KERNELS.get

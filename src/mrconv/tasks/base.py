@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from ..registry import Registry
 from .cache import Arrays, Built, cached, fingerprint, key, load
 from .download import Progress, Remote, download
 from .errors import DataError, MissingData
@@ -170,6 +171,7 @@ class Task(ABC):
         )
 
 
+_Class = TypeVar("_Class", bound=type[Task])
 NOT_IN_KEY = {"data_dir", "cache_dir"}
 
 
@@ -186,33 +188,19 @@ def check_split(task: str, split: str, arrays: Arrays, classes: int) -> None:
         raise DataError(f"{task}: {split} row {bad} has label {y[bad]}; there are {classes} classes")
 
 
-_TASKS: dict[str, type[Task]] = {}
-_Class = TypeVar("_Class", bound=type[Task])
+TASKS: Registry[Task] = Registry("task")
+task_names = TASKS.names
+task_class = TASKS.get
 
 
 def register_task(name: str) -> Callable[[_Class], _Class]:
-    """Make a task known by a name."""
+    """Class decorator: make a task known by a name."""
 
-    def add(cls: _Class) -> _Class:
+    def register(cls: _Class) -> _Class:
         cls.name = name
-        _TASKS[name] = cls
-        return cls
+        return TASKS.register(name)(cls)
 
-    return add
-
-
-def task_names() -> list[str]:
-    """Return the names of all tasks."""
-    return sorted(_TASKS)
-
-
-def task_class(name: str) -> type[Task]:
-    """Return a task's class by its name."""
-    if name not in _TASKS:
-        near = difflib.get_close_matches(name, _TASKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"there is no task {name!r}; {hint}tasks are {', '.join(task_names())}")
-    return _TASKS[name]
+    return register
 
 
 def task(name: str, data_dir: str | Path | None = None, **options: Any) -> Task:
