@@ -42,6 +42,8 @@ def test_evaluate_and_reparameterize(folder, capsys):
     merged = capsys.readouterr().out
     assert main(["evaluate", run, "--device", "cpu", "--branches"]) == 0
     assert capsys.readouterr().out == merged
+    assert main(["evaluate", run, "--device", "cpu", "batch_size=3"]) == 0
+    assert capsys.readouterr().out == merged
     assert [line.split()[0] for line in merged.splitlines()] == ["val", "test"]
     assert main(["reparameterize", run, "--out", str(folder / "again")]) == 0
     assert "largest difference of the logits" in capsys.readouterr().out
@@ -93,6 +95,7 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
         (["train", "task=text", "data_dir=/nowhere"], "text: none of aclImdb"),
         (["train", "task=folder"], "folder"),
         (["evaluate", "/nowhere"], "/nowhere is no run: it has no config.yaml"),
+        (["evaluate", "/nowhere", "--device", "cpu", "more"], "unrecognized arguments: more"),
         (["reparameterize", "/nowhere"], "/nowhere is no run: it has no config.yaml"),
         (["reparameterize", "/nowhere", "--rate", "0"], "argument --rate: must be positive; got 0.0"),
     ],

@@ -7,7 +7,7 @@ import torch
 
 from mrconv.training import run
 from mrconv.training.data import TaskData
-from mrconv.training.module import Training, build_model
+from mrconv.training.module import Scores, Training, build_model
 from mrconv.training.schedule import cosine_factor
 
 from .miniature import data, listops, small
@@ -88,3 +88,11 @@ def test_a_record_says_how_it_was_made(trained):
     assert result["parameters"] > 0
     assert result["config"]["lr"] == 0.003
     assert result["seconds"] > 0
+
+
+def test_scores_weigh_batches_by_their_size():
+    scores = Scores(3)
+    scores.add(torch.eye(3), torch.tensor([0, 1, 1]), torch.tensor(2.0))
+    scores.add(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(6.0))
+    assert {name: value.item() for name, value in scores.take().items()} == {"loss": 3.0, "accuracy": 0.75}
+    assert scores.take() == {}

@@ -11,12 +11,14 @@ import warnings
 
 import pytest
 import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from mrconv.training import run
 from mrconv.training.checkpoints import AtomicIO, last_good
-from mrconv.training.module import NotFinite, Training
+from mrconv.training.module import NotFinite, Training, build_model
 
-from .miniature import listops
+from .miniature import data, listops
 
 
 def start(folder, epochs=3):
@@ -127,3 +129,42 @@ def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path
     assert again["accuracy"] == first["accuracy"]
     assert again["seconds"] == first["seconds"]
     assert time.monotonic() - start < 60
+
+
+class Stop(Callback):
+    """Asks to stop as a scheduler does, after some step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if trainer.global_step == self.step:
+            raise SIGTERMException
+
+
+@pytest.mark.parametrize("change", [{"dropout": 0.3}, {"ema": 0.9}, {"dropout": 0.3, "loader": "resident"}])
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_a_run_stopped_within_an_epoch_ends_with_the_same_bits(tmp_path, monkeypatch, change, step):
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=2, **change)  # 4 steps each
+    run.train(experiment, tmp_path / "unbroken", quiet=True)
+    plain = run.make_trainer
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop(step)]))
+    with pytest.raises(SystemExit) as stopped:
+        run.train(experiment, tmp_path / "stopped", quiet=True)
+    assert stopped.value.code == 143
+    monkeypatch.setattr(run, "make_trainer", plain)
+    result = run.train(experiment, tmp_path / "stopped", quiet=True)
+    expected, found = weights(tmp_path / "unbroken"), weights(tmp_path / "stopped")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert result["epochs_done"] == 2
+    tables = [(tmp_path / each / "metrics.csv").read_text() for each in ("unbroken", "stopped")]
+    assert tables[0] == tables[1]
+
+
+def test_compiling_or_not_does_not_change_checkpoints(tmp_path):
+    tiny = data("listops")
+    states = []
+    for compile_ in (False, True):
+        experiment = listops(compile=compile_)
+        states.append(set(Training(experiment, build_model(experiment, tiny), 2, 5, ["val"]).state_dict()))
+    assert states[0] == states[1]

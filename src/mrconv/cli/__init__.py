@@ -7,6 +7,7 @@ put right.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,15 @@ __all__ = ["CommandError", "main"]
 COMMANDS = (train, evaluate, results, plot, data, bench)
 
 
+def _place(given: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Put KEY=VALUE words that follow an option where those before it are."""
+    room = next((getattr(given, name) for name in ("settings", "options") if hasattr(given, name)), None)
+    if rest and (room is None or any(word.startswith("-") or "=" not in word for word in rest)):
+        given.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if room is not None:
+        room.extend(rest)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -29,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(commands)
-    given = parser.parse_args(argv)
+    given, rest = parser.parse_known_args(argv)
+    _place(given, rest)
     given.command = shlex.join(["mrconv", *argv])
     try:
         given.run(given)

@@ -249,6 +249,9 @@ class WorkerLoader(BatchLoader):
             collate_fn=_as_it_is,
             num_workers=self.workers,
             pin_memory=self.pin_memory,
+            generator=torch.Generator().manual_seed(
+                self.plan.seed
+            ),  # else it draws from torch's own, and shifts dropout
         )
 
 

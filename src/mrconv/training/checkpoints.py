@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import random
@@ -17,6 +18,9 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from .module import NotFinite
+
+ASK_EVERY = 50  # batches between two times that several processes ask each other whether to save
 LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
 
 
@@ -54,6 +58,7 @@ class Checkpoints(Callback):
         self.history: list[dict[str, float]] = []
         self.best: float | None = None
         self.best_epoch = -1
+        self.between = False  # two batches of training: where a run can be stopped and go on
         self.before = 0.0  # seconds of training before this process began
         self.started = self.saved = time.monotonic()
         self.random: dict[str, Any] | None = None
@@ -78,15 +83,25 @@ class Checkpoints(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep this state if the last one was kept long ago."""
-        late = self.every > 0 and time.monotonic() - self.saved > self.every
+        """Keep this state if the last one was kept long ago; after an epoch's last batch, validation comes first."""
+        self.between = not trainer.is_last_batch
+        if not self.between or not self.every or (trainer.world_size > 1 and batch_idx % ASK_EVERY):
+            return
+        late = time.monotonic() - self.saved > self.every
         if trainer.strategy.reduce_boolean_decision(late, all=False) if trainer.world_size > 1 else late:
+            module.check_loss()  # type: ignore[operator]
             self.save(trainer)
 
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Know that a step is under way."""
+        self.between = False
+
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        """Keep this state when a scheduler asks to stop, which Lightning tells between two batches."""
-        if isinstance(exception, SIGTERMException):
-            self.save(trainer)
+        """Keep this state when a scheduler asks to stop between two batches of training, and all is well."""
+        if isinstance(exception, SIGTERMException) and self.between:
+            with contextlib.suppress(NotFinite):
+                module.check_loss()  # type: ignore[operator]
+                self.save(trainer)
 
     def save(self, trainer: pl.Trainer) -> None:
         """Write the last checkpoint; what was the last becomes the previous one."""

@@ -93,10 +93,20 @@ class Experiment:
             if value not in allowed:
                 known = ", ".join("null" if each is None else str(each) for each in allowed)
                 raise ValueError(f"{name} must be one of {known}; got {value!r}")
-        for name in ("kernel_size", "depth", "d_model", "batch_size", "epochs"):
+        for name in ("kernel_size", "depth", "d_model", "batch_size", "epochs", "nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("lr", "kernel_lr", "weight_decay", "warmup_epochs", "clip", "checkpoint_minutes", "limit_train"):
+        for name in (
+            "lr",
+            "kernel_lr",
+            "weight_decay",
+            "warmup_epochs",
+            "clip",
+            "checkpoint_minutes",
+            "limit_train",
+            "limit_eval",
+            "workers",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}")
         for name in ("dropout", "ema"):

@@ -19,6 +19,10 @@ from .config import Experiment
 from .data import prepare
 from .run import MERGED, MODEL, read_run, score
 
+CHANGEABLE = {
+    "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
+}  # fmt: skip
+
 
 def saved_model(folder: Path) -> nn.Module:
     """Return the model in a folder that `save_pretrained` wrote."""
@@ -34,6 +38,9 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
         return experiment
     typed = composed(settings)  # also checks them
     names = {text.partition("=")[0].lstrip("+").split(".")[0] for text in spelled_out(settings)}
+    fixed = sorted(names - CHANGEABLE)
+    if fixed:
+        raise ValueError(f"{fixed[0]} cannot be changed when evaluating; {', '.join(sorted(CHANGEABLE))} can")
     changes = {name: getattr(typed, name) for name in names}
     if "task_options" in changes:
         changes["task_options"] = experiment.task_options | changes["task_options"]

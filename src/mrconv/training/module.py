@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
+from torchmetrics import Metric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from mrconv import SequenceClassifier, TwoTowerClassifier, param_groups
@@ -69,16 +69,24 @@ def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
 class Training(pl.LightningModule):
     """Classification by cross-entropy."""
 
+    run_model: nn.Module
+
     def __init__(
         self, experiment: Experiment, model: nn.Module, classes: int, steps_per_epoch: int, evaluated: Sequence[str]
     ) -> None:
         super().__init__()
         self.experiment, self.model, self.steps_per_epoch = experiment, model, steps_per_epoch
         self.evaluated = tuple(evaluated)  # the splits that validation goes through
-        self.run_model: Any = torch.compile(model) if experiment.compile else model
+        # beside the module's own parts: compiled or not, checkpoints are the same
+        object.__setattr__(self, "run_model", torch.compile(model) if experiment.compile else model)
         self.scores = nn.ModuleDict({name: Scores(classes) for name in ("fitted", *evaluated)})
         self.recent: list[Tensor] = []
         self.recent_from = 1
+
+    def on_train_start(self) -> None:
+        """Keep what a checkpoint holds of an epoch's scores, which is all processes', in one of them only."""
+        if self.global_rank > 0:
+            self._scores("fitted").reset()
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """Return the loss."""
@@ -136,20 +144,31 @@ class Scores(nn.Module):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.loss, self.accuracy = MeanMetric(), MulticlassAccuracy(classes, average="micro")
-        self.loss.persistent(True)  # kept in checkpoints, so that an epoch that was interrupted counts whole
-        self.accuracy.persistent(True)
+        # without their checks, each of which would wait for the device at every step
+        self.loss, self.count = SumMetric(nan_strategy="disable"), SumMetric(nan_strategy="disable")
+        self.accuracy = MulticlassAccuracy(classes, average="micro", validate_args=False)
+        for metric in self._metrics():
+            metric.persistent(True)  # kept in checkpoints, so that an epoch that was interrupted counts whole
+
+    def _metrics(self) -> tuple[Metric, ...]:
+        return self.loss, self.count, self.accuracy
 
     def add(self, found: Tensor, y: Tensor, loss: Tensor) -> None:
-        """Take in a batch."""
-        self.loss.update(loss, len(y))
+        """Take in a batch and its mean loss."""
+        self.loss.update(loss * len(y))
+        self.count.update(len(y))
         self.accuracy.update(found, y)
 
     def take(self) -> dict[str, Tensor]:
         """Return both and begin again; nothing if there was no batch."""
-        if not self.loss.update_called:
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        if alone and not self.count.update_called:
             return {}
-        found = {"loss": self.loss.compute(), "accuracy": self.accuracy.compute()}
-        self.loss.reset()
-        self.accuracy.reset()
+        found = {"loss": self.loss.compute() / self.count.compute(), "accuracy": self.accuracy.compute()}
+        self.reset()
         return found
+
+    def reset(self) -> None:
+        """Begin again."""
+        for metric in self._metrics():
+            metric.reset()

@@ -33,8 +33,8 @@ from .progress import EpochLines
 
 MODEL, MERGED = "model", "merged"
 MACHINE = {
-    "data_dir", "cache_dir", "loader", "workers", "accelerator", "devices", "strategy", "nodes", "compile", "backend",
-    "checkpoint_minutes", "wandb", "out",
+    "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "backend", "checkpoint_minutes",
+    "wandb", "out",
 }  # fmt: skip
 """What may differ when a run goes on."""
 
@@ -73,7 +73,7 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
         raise NotFinite(f"{error}; {where}") from error
     if not trainer.is_global_zero:
         return {}
-    return finish(experiment, folder, data, watch, trainer.current_epoch < experiment.epochs)
+    return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
@@ -97,7 +97,7 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
     if e.ema:
         from pytorch_lightning.callbacks import EMAWeightAveraging
 
-        callbacks = [*callbacks, EMAWeightAveraging(decay=e.ema)]
+        callbacks = [EMAWeightAveraging(decay=e.ema), *callbacks]  # first, so that what is saved is up to date
     loggers: list[Any] = []
     if importlib.util.find_spec("tensorboard") is not None:
         loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
@@ -183,7 +183,9 @@ def score(
     found = {}
     for name in [name for name in ("val", "test") if name in data.splits]:
         right, count = torch.zeros((), dtype=torch.int64, device=device), 0
-        loader: BatchLoader = data_loader(data, name, 2 * experiment.batch_size, train=False)
+        loader: BatchLoader = data_loader(
+            data, name, 2 * experiment.batch_size, train=False, pad=experiment.pad, workers=experiment.workers
+        )
         for i, batch in enumerate(loader):
             if experiment.limit_eval and i == experiment.limit_eval:
                 break
