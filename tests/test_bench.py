@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mrconv.bench import contestants, shapes, timing
+from mrconv.bench import compare, contestants, shapes, timing
 from mrconv.bench.options import PASSES
 from mrconv.cli import main
 from tests.conftest import relative
@@ -213,3 +213,23 @@ def test_all_lengths_have_the_same_number_of_elements(monkeypatch):
         found = shapes.lengths(device, small)
         assert [length for _, length, _ in found] == [2**i for i in range(8, longest.bit_length())]
         assert len({batch * length * channels for batch, length, channels in found}) == 1
+
+
+def test_mixers_are_compared_in_the_same_block(tmp_path, capsys):
+    found = bench(tmp_path, "compare", "--mixers", "s4", "mamba", "--only", "Image")
+    assert set(found["rows"][0]["training"]) == {"ours", "s4", "mamba"}
+    assert set(found["rows"][0]["inference"]) == {"merged", "s4", "mamba"}
+    assert all(result["ms"] > 0 for each in PASSES for result in found["rows"][0][each].values())
+    assert capsys.readouterr().out.splitlines()[0].split() == ["ours", "s4", "mamba", "x", "s4"]
+
+
+def test_a_mixer_that_cannot_do_what_a_shape_asks_says_why():
+    shape = shapes.ModelShape("Both", 2, 64, 4, "fourier", 2, bidirectional=True, depth=1)
+    with pytest.raises(RuntimeError, match="multiresconv runs forwards only"):
+        compare._attempted(shape, "multiresconv", "cpu")(torch.zeros(2, 64, 4))
+
+
+def test_an_unknown_mixer_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "compare", "--mixers", "s4e", "--device", "cpu"])
+    assert "argument --mixers: mixer must be one of" in capsys.readouterr().err

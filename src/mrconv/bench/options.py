@@ -11,7 +11,7 @@ PASSES = ("training", "forward", "inference")
 
 @dataclass(frozen=True)
 class Options:
-    """Where, how and what to measure; `only` holds beginnings of names, `passes` some of PASSES."""
+    """Where, how and what to measure; `only` holds beginnings of names, `passes` some of PASSES, `mixers` names."""
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -22,3 +22,4 @@ class Options:
     compile: bool = False
     command: str = ""
     passes: Sequence[str] = PASSES
+    mixers: Sequence[str] | None = None

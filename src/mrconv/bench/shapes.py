@@ -83,6 +83,8 @@ MODELS = [
     ModelShape("Path-X", 16, 16384, 256, "fourier", 64, True, "concat"),
 ]
 
+LENGTHS = [ModelShape(f"{n}K", max(1, 64 // n), 1024 * n, 256, "fourier", 1, depth=1) for n in (1, 2, 4, 8, 16, 32, 64)]
+
 KINDS = [
     Kind("fourier l0=1", "fourier", 1),
     Kind("fourier l0=32", "fourier", 32),

@@ -23,6 +23,11 @@ BENCHMARKS: dict[str, tuple[str, list[Any], str]] = {
         shapes.MODELS,
         "an eighth of the batch, at most two blocks",
     ),
+    "compare": (
+        "all mixers in the same block, at the paper's shapes and against length",
+        [*shapes.MODELS, *shapes.LENGTHS],
+        "an eighth of the batch, at most two blocks",
+    ),
     "length": (
         "one layer against length, at a constant number of elements",
         shapes.KINDS,
@@ -51,7 +56,9 @@ def _add(parser: Parser, name: str, entries: list[Any], small: str) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results there")
     if name == "model":
         parser.add_argument("--compile", action="store_true", help="measure ours and none under torch.compile too")
-    parser.set_defaults(run=run, benchmark=name, entries=entries, compile=False)
+    if name == "compare":
+        parser.add_argument("--mixers", nargs="+", metavar="NAME", help="default: all of mrconv.baselines")
+    parser.set_defaults(run=run, benchmark=name, entries=entries, compile=False, mixers=None)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -67,10 +74,15 @@ def run(given: argparse.Namespace) -> None:
 
     if given.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("argument --device: torch finds no CUDA device here; use --device cpu")
-    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes")
+    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes", "mixers")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = Options(device=device, **{name: getattr(given, name) for name in fields})
-    importlib.import_module(f"mrconv.bench.{given.benchmark}").run(options)
+    try:
+        importlib.import_module(f"mrconv.bench.{given.benchmark}").run(options)
+    except ValueError as error:
+        if given.mixers is None:
+            raise
+        raise CommandError(f"argument --mixers: {error}") from None
     if given.out is not None:
         print(f"recorded in {given.out}")
 
