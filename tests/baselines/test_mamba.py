@@ -1,7 +1,5 @@
 """Mamba: the parallel scan == the loop, steps == the whole."""
 
-import math
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -9,6 +7,7 @@ from torch.nn import functional as F
 from mrconv.baselines.mamba import Mamba, linear_scan, selective_scan, selective_scan_reference
 
 from ..conftest import gradients, relative
+from .helpers import assert_padding_is_absent
 
 D = 5
 
@@ -95,17 +94,7 @@ def test_padding_is_as_if_absent():
     mixer = mamba()
     u = torch.randn(3, 13, D, dtype=torch.float64)
     lengths = torch.tensor([13, 6, 0])
-    for i, n in enumerate(lengths.tolist()):
-        u[i, n:] = math.nan
-    u.requires_grad_()
-    y = mixer(u, lengths)
-    for i, n in enumerate(lengths.tolist()):
-        assert not y[i, n:].any()
-        if n:
-            assert relative(y[i : i + 1, :n], mixer(u[i : i + 1, :n])) < 1e-13
-    y.square().sum().backward()
-    assert u.grad.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    assert_padding_is_absent(mixer, u, lengths, 1e-13)
 
 
 def test_gradients_of_the_mixer():

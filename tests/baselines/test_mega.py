@@ -9,6 +9,7 @@ from torch.nn.functional import silu
 from mrconv.baselines.mega import EMA, Mega, MegaChunk, laplace
 
 from ..conftest import relative
+from .helpers import assert_padding_is_absent
 
 D, L_MAX = 6, 40
 KINDS = [(attention, both) for attention in ("softmax", "laplace") for both in (False, True)]
@@ -144,17 +145,7 @@ def test_padding_is_as_if_absent(attention, bidirectional, chunk):
     mixer = mega(attention, bidirectional, chunk)
     lengths = torch.tensor([15, 9, 4, 1, 0])
     u = torch.randn(5, 15, D, dtype=torch.float64)
-    for i, n in enumerate(lengths.tolist()):
-        u[i, n:] = math.nan
-    u.requires_grad_()
-    y = mixer(u, lengths)
-    for i, n in enumerate(lengths.tolist()):
-        assert not y[i, n:].any()
-        if n:
-            assert relative(y[i : i + 1, :n], mixer(u[i : i + 1, :n])) < 1e-12
-    y.square().sum().backward()
-    assert u.grad.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    assert_padding_is_absent(mixer, u, lengths, 1e-12)
 
 
 @pytest.mark.parametrize(("attention", "bidirectional"), KINDS)

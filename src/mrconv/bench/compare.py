@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mrconv import MRConvBlock, reparameterize
 from mrconv.baselines import mixer_class, mixer_names
@@ -69,16 +69,4 @@ def _attempted(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:
     try:
         return stack(shape, mixer, device)
     except ValueError as error:
-        return Impossible(str(error))
-
-
-class Impossible(nn.Module):
-    """Stands for a mixer that does not do what a shape asks for, and says why when it is run."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__()
-        self.why = why
-
-    def forward(self, u: Tensor) -> Tensor:
-        """Say why."""
-        raise RuntimeError(self.why)
+        return make.Refused(str(error))

@@ -52,7 +52,7 @@ def cpu_memory() -> float:
 
 
 class Refused(nn.Module):
-    """Fails for a reason: on a GPU trying tells what does not fit, but a CPU's process would be killed."""
+    """Fails for a reason: no such shape, or too large for a CPU, whose process would be killed for trying."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from .module import NotFinite
+from .record import whole
 
 ASK_EVERY = 50  # batches between two times that several processes ask each other whether to save
 LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
@@ -31,15 +32,10 @@ class AtomicIO(CheckpointIO):
         """Write a checkpoint, or leave the one that was there."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}-{os.getpid()}")
-        try:
-            with draft.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        with whole(target) as draft, draft.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         """Read a checkpoint."""
@@ -142,12 +138,10 @@ class Checkpoints(Callback):
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
     """Write a table, all of it or nothing."""
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    with draft.open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[-1]))
         writer.writeheader()
         writer.writerows(rows)
-    draft.replace(path)
 
 
 def random_states() -> dict[str, Any]:
@@ -173,13 +167,12 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 def _link(source: Path, target: Path) -> None:
     """Give a file a second name, in one step; no second copy where the file system can."""
-    draft = target.with_name(f".{target.name}-{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    try:
-        os.link(source, draft)
-    except OSError:
-        draft.write_bytes(source.read_bytes())
-    draft.replace(target)
+    with whole(target) as draft:
+        draft.unlink(missing_ok=True)
+        try:
+            os.link(source, draft)
+        except OSError:
+            draft.write_bytes(source.read_bytes())
 
 
 def last_good(folder: Path) -> Path | None:

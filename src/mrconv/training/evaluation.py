@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,12 @@ from mrconv import MRConv, reparameterize
 from .compose import composed, spelled_out
 from .config import Experiment
 from .data import prepare
+from .record import saved_model
 from .run import MERGED, MODEL, read_run, score
 
 CHANGEABLE = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
 }  # fmt: skip
-
-
-def saved_model(folder: Path) -> nn.Module:
-    """Return the model in a folder that `save_pretrained` wrote."""
-    config = folder / "config.json"
-    if not config.exists():
-        raise FileNotFoundError(f"{folder} holds no model (no config.json)")
-    return getattr(mrconv, json.loads(config.read_text())["architecture"]).from_pretrained(folder)
 
 
 def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment:

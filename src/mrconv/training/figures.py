@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from torch import nn
 
-import mrconv
 from mrconv import MRConv
 from mrconv.bench.plot import COLOURS
 
 from .paper import published
+from .record import read_json, saved_model
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -43,7 +42,7 @@ def draw_run(folder: Path, out: Path | None = None) -> list[Path]:
         learning_curves(folder, out / "curves.png")
         drawn.append(out / "curves.png")
     if (folder / MODEL).is_dir():
-        model = load(folder / MODEL)
+        model = saved_model(folder / MODEL)
         if not any(isinstance(module, MRConv) for module in model.modules()):
             return drawn  # a peer's: it has no branches
         if not any(_without_alpha(layer) for layer in layers(model).values()):
@@ -52,25 +51,6 @@ def draw_run(folder: Path, out: Path | None = None) -> list[Path]:
         merged_kernels(model, out / "kernels.png")
         drawn.append(out / "kernels.png")
     return drawn
-
-
-def load(folder: Path) -> nn.Module:
-    """Return a saved model, of the class that its config.json names."""
-    name = _read_json(folder / "config.json").get("architecture")
-    cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
-    if cls is None or not hasattr(cls, "from_pretrained"):
-        raise ValueError(f"{folder / 'config.json'} names no model of mrconv: its architecture is {name!r}")
-    return cls.from_pretrained(folder)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no object")
-    return found
 
 
 def layers(model: nn.Module) -> dict[str, MRConv]:
@@ -100,7 +80,7 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
 def learning_curves(folder: Path, out: Path) -> None:
     """Draw loss and accuracy per epoch, with the epoch that was kept and the paper's accuracy where known."""
     metrics = read_metrics(folder / METRICS)
-    result = _read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
+    result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
     figure = Figure(figsize=(9, 3.6), layout=ConstrainedLayoutEngine(wspace=0.05))
     losses, accuracies = figure.subplots(1, 2, sharex=True)
     shown: dict[str, Any] = {}  # the legend

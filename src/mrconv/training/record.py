@@ -8,12 +8,15 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 import mrconv
 
@@ -21,11 +24,44 @@ CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to that becomes this one when all is written, and is gone if that fails."""
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, all of it or nothing."""
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    with whole(path) as draft:
+        draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no object")
+    return found
+
+
+def saved_model(folder: Path) -> nn.Module:
+    """Return a saved model, of the class that its config.json names."""
+    config = folder / "config.json"
+    if not config.exists():
+        raise FileNotFoundError(f"{folder} holds no model (no config.json)")
+    name = read_json(config).get("architecture")
+    cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
+    if cls is None or not hasattr(cls, "from_pretrained"):
+        raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
+    return cls.from_pretrained(folder)
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:
