@@ -144,7 +144,7 @@ def test_workers_give_what_the_process_itself_does():
     [
         ({"split": "dev"}, "text has no split 'dev'; it has train, test"),
         ({"batch_size": 60}, "53 training rows do not fill one batch of 60"),
-        ({"pad": "row"}, "pad must be 'batch' or 'max'; got 'row'"),
+        ({"pad": "row"}, "pad must be 'batch', 'max' or a number of positions; got 'row'"),
         ({"rank": 2, "world": 2}, "0 <= rank < world"),
     ],
 )

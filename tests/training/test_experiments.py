@@ -67,7 +67,7 @@ def test_the_tables_of_the_paper_are_all_there():
         (["lr"], "settings are written KEY=VALUE; got 'lr'"),
         (["block_norm=group"], "block_norm must be one of batch, layer; got 'group'"),
         (["norm=instance"], "norm must be one of null, batch, scale, none; got 'instance'"),
-        (["precision=fp8"], "precision must be one of float32, bfloat16; got 'fp8'"),
+        (["precision=fp8"], "precision must be one of auto, float32, bfloat16; got 'fp8'"),
         (["depth=0"], "depth must be at least 1; got 0"),
         (["lr=-1"], "lr must not be negative; got -1.0"),
         (["dropout=1.0"], r"dropout must be in \[0, 1\); got 1.0"),

@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_rate_and_checkpo
 
     monkeypatch.setattr(Training, "training_step", sick)
     experiment = listops(data_dir=str(tmp_path / "data"))
-    with pytest.raises(NotFinite, match=r"loss at step 6 is not finite \(learning rate now .*last\.ckpt"):
+    with pytest.raises(NotFinite, match=r"loss at step 5 is not finite \(learning rate now .*last\.ckpt"):
         run.train(experiment, tmp_path / "run", quiet=True)
 
 

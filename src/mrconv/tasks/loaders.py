@@ -54,7 +54,7 @@ class Batch:
 class Plan:
     """Which rows make up each batch, for one of `world` processes.
 
-    With `lengths`, training batches are of rows of similar length, and still other ones in every epoch.
+    With `lengths`, batches are of rows of similar length; those of training are still other ones in every epoch.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Plan:
         """Return the row numbers of every batch of this process."""
         if not self.train:
             own = np.arange(self.rank, self.rows, self.world)
+            if self.lengths is not None:
+                own = own[np.argsort(self.lengths[own], kind="stable")]
             return [own[i : i + self.batch_size] for i in range(0, len(own), self.batch_size)]
         draw = np.random.default_rng([self.seed, epoch])
         order = draw.permutation(self.rows)
@@ -108,7 +110,8 @@ class BatchLoader(ABC):
         seed: of the shuffling.
         rank, world: this process among how many.
         bucket: put rows of similar length together.
-        pad: "batch" to the longest row of the batch, "max" to the task's length, the same for all batches.
+        pad: "batch" to the longest row of the batch, a number n to the next multiple of n (so that batches come in few
+            shapes), "max" to the task's length, the same for all batches.
     """
 
     def __init__(
@@ -122,12 +125,12 @@ class BatchLoader(ABC):
         rank: int = 0,
         world: int = 1,
         bucket: bool = False,
-        pad: str = "batch",
+        pad: str | int = "batch",
     ) -> None:
         if split not in data.splits:
             raise ValueError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}")
-        if pad not in ("batch", "max"):
-            raise ValueError(f"pad must be 'batch' or 'max'; got {pad!r}")
+        if pad not in ("batch", "max") and (not isinstance(pad, int) or pad < 1):
+            raise ValueError(f"pad must be 'batch', 'max' or a number of positions; got {pad!r}")
         self.data, self.split, self.pad = data, data.splits[split], pad
         lengths = self.split.lengths if bucket else None
         self.plan = Plan(
@@ -162,6 +165,13 @@ class BatchLoader(ABC):
                 raise ValueError(f"cannot go on: {name} was {state[name]} and is {own}")
         self.epoch, self.position = state["epoch"], state["position"]
 
+    def width(self, longest: int) -> int:
+        """Return what a batch is padded to whose longest row is this long."""
+        if self.pad == "max":
+            return self.data.length
+        step = 1 if self.pad == "batch" else int(self.pad)
+        return min(-(-max(1, longest) // step) * step, max(longest, self.data.length))
+
     @abstractmethod
     def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
         """Make batches of these rows."""
@@ -181,7 +191,7 @@ class _Rows(Dataset[Batch]):
 
     def __init__(self, loader: BatchLoader) -> None:
         self.data, self.split = loader.data, loader.split
-        self.width = loader.data.length if loader.pad == "max" else None
+        self.width = loader.width
         self.labels, (self.scale, self.shift) = labels(loader.split), _scaling(loader.data)
 
     def __len__(self) -> int:
@@ -204,7 +214,7 @@ class _Rows(Dataset[Batch]):
     def _padded(self, x: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         starts, stops = offsets[rows], offsets[rows + 1]
         lengths = stops - starts
-        out = np.zeros((len(rows), self.width or max(1, int(lengths.max()))), np.int64)
+        out = np.zeros((len(rows), self.width(int(lengths.max()))), np.int64)
         for row, start, stop in zip(out, starts, stops, strict=True):
             row[: stop - start] = x[start:stop]
         return torch.from_numpy(out), torch.from_numpy(lengths)
@@ -306,8 +316,6 @@ class ResidentLoader(BatchLoader):
         x = rows.index_select(0, index)
         if known is None or lengths is None:
             return (x.long() if self.data.encoder == "tokens" else x * self.scale + self.shift), None
-        if self.pad == "batch":
-            x = x[:, : max(1, int(known[here].max()))]
-        elif x.shape[1] < self.data.length:
-            x = torch.nn.functional.pad(x, (0, self.data.length - x.shape[1]))
+        width = self.width(int(known[here].max()))
+        x = x[:, :width] if width <= x.shape[1] else torch.nn.functional.pad(x, (0, width - x.shape[1]))
         return x.long(), lengths.index_select(0, index)

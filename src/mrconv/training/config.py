@@ -13,9 +13,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": (None, "batch", "scale", "none"),
     "block_norm": ("batch", "layer"),
     "pool": ("mean", "last"),
-    "precision": ("float32", "bfloat16"),
+    "precision": ("auto", "float32", "bfloat16"),
     "loader": ("auto", "resident", "workers"),
-    "pad": ("batch", "max"),
     "accelerator": ("auto", "cpu", "gpu"),
     "backend": ("auto", "torch", "triton", "reference"),
 }
@@ -29,8 +28,11 @@ class Experiment:
     < 1 trains on decimated signals. The model: as `MRConv`, `MRConvBlock` and `SequenceClassifier` explain; `mixer`
     puts a peer of `mrconv.baselines` in MRConv's place. The recipe: AdamW, `kernel_lr` without weight decay for
     kernels, none for biases and norms, cosine to 0 after `warmup_epochs` of linear rise, per step; `clip` and `ema` of
-    0 are off. The machine: `precision`, `compile`, `loader` ("auto": on the GPU itself if there is one and the data
-    fits), `devices`, `strategy` and `nodes` as Lightning has them.
+    0 are off. The machine: `precision` ("auto": bfloat16 where a GPU has it, with parameters in float32), `graphs` (on
+    one GPU, a step is captured for each shape of batch and replayed; not where rows differ in length and `pad` is
+    "batch", which gives too many), `compile`, `loader` ("auto": on the GPU itself if
+    there is one and the data fits), `pad` (a batch to its longest row, "batch", to a multiple of a number, or to the
+    task's length, "max"), `devices`, `strategy` and `nodes` as Lightning has them.
     """
 
     name: str = "run"
@@ -69,12 +71,13 @@ class Experiment:
     ema: float = 0.0
     seed: int = 0
     # the machine
-    precision: str = "float32"
+    precision: str = "auto"
+    graphs: bool = True
     compile: bool = False
     loader: str = "auto"
     workers: int = 0
     bucket: bool = False
-    pad: str = "batch"
+    pad: Any = "batch"
     accelerator: str = "auto"
     devices: Any = 1
     strategy: str = "auto"
@@ -109,6 +112,8 @@ class Experiment:
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}")
+        if self.pad not in ("batch", "max") and (not isinstance(self.pad, int) or self.pad < 1):
+            raise ValueError(f"pad must be batch, max or a number of positions; got {self.pad!r}")
         for name in ("dropout", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1); got {getattr(self, name)}")

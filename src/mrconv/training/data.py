@@ -15,6 +15,7 @@ from mrconv.tasks.base import Count, nothing
 from .config import Experiment
 
 ROOM = 0.25  # of a GPU's memory that a resident training split may take
+EVALUATED = 4  # times the rows of a training batch go through a model that keeps nothing for a backward pass
 
 
 def make_task(experiment: Experiment) -> Task:
@@ -44,6 +45,7 @@ class TaskData(pl.LightningDataModule):
             raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
         self.watched = "val" if "val" in data.splits else "test"
         self.evaluated = [name for name in ("val", "test") if name in data.splits]
+        self.few_shapes = data.splits["train"].offsets is None or experiment.pad != "batch"  # of training batches
         self.loaders: dict[str, BatchLoader] = {}
 
     def steps_per_epoch(self, world: int) -> int:
@@ -61,8 +63,8 @@ class TaskData(pl.LightningDataModule):
                 make, options["device"] = ResidentLoader, device
             else:
                 options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
-            size = e.batch_size if train else min(2 * e.batch_size, len(self.data.splits[split]))
-            self.loaders[key] = make(self.data, split, size, bucket=e.bucket and train, **options)
+            size = e.batch_size if train else EVALUATED * e.batch_size
+            self.loaders[key] = make(self.data, split, size, bucket=e.bucket or not train, **options)
         return self.loaders[key]
 
     def _fits(self, split: str, device: torch.device) -> bool:

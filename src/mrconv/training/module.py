@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from mrconv import SequenceClassifier, TwoTowerClassifier, param_groups
+from mrconv import SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.tasks import Batch, Prepared
 
 from .config import Experiment
+from .graphs import GraphedStep
 from .schedule import cosine_with_warmup
 
 CHECK_EVERY = 100  # steps between looks at the loss, each of which waits for the device
@@ -72,13 +75,23 @@ class Training(pl.LightningModule):
     run_model: nn.Module
 
     def __init__(
-        self, experiment: Experiment, model: nn.Module, classes: int, steps_per_epoch: int, evaluated: Sequence[str]
+        self,
+        experiment: Experiment,
+        model: nn.Module,
+        classes: int,
+        steps_per_epoch: int,
+        evaluated: Sequence[str],
+        few_shapes: bool = True,
     ) -> None:
         super().__init__()
         self.experiment, self.model, self.steps_per_epoch = experiment, model, steps_per_epoch
         self.evaluated = tuple(evaluated)  # the splits that validation goes through
+        self.few_shapes = few_shapes  # of batches, so that a graph can be kept for each
         # beside the module's own parts: compiled or not, checkpoints are the same
         object.__setattr__(self, "run_model", torch.compile(model) if experiment.compile else model)
+        self.automatic_optimization = False  # a graph holds forward and backward
+        self.graphed: GraphedStep | None = None
+        self.merged: list[nn.Module] = []  # while validating; a list, so that it is no part of this module
         self.scores = nn.ModuleDict({name: Scores(classes) for name in ("fitted", *evaluated)})
         self.recent: list[Tensor] = []
         self.recent_from = 1
@@ -87,18 +100,38 @@ class Training(pl.LightningModule):
         """Keep what a checkpoint holds of an epoch's scores, which is all processes', in one of them only."""
         if self.global_rank > 0:
             self._scores("fitted").reset()
+        alone = self.device.type == "cuda" and self.trainer.world_size == 1
+        if self.experiment.graphs and alone and self.few_shapes:
+            self.graphed = GraphedStep(self.pass_through, self.model)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """Return the loss."""
-        found = logits(self.run_model, batch)
-        loss = F.cross_entropy(found.float(), batch.y)
-        self._scores("fitted").add(found.detach(), batch.y, loss.detach())
+        """Take a step; return the loss."""
+        e, optimizer = self.experiment, self.optimizers(use_pl_optimizer=True)
+        assert isinstance(optimizer, LightningOptimizer)
+        if self.graphed is None:
+            optimizer.zero_grad()
+            loss, found = self.pass_through(batch)
+        else:
+            loss, found = (x.clone() for x in self.graphed(batch))
+        if e.clip:
+            self.clip_gradients(optimizer.optimizer, e.clip, "norm")
+        optimizer.step()
+        self.lr_schedulers().step()  # type: ignore[union-attr]
+        self._scores("fitted").add(found, batch.y, loss)
         if not self.recent:
-            self.recent_from = self.global_step + 1
-        self.recent.append(loss.detach())
+            self.recent_from = self.global_step
+        self.recent.append(loss)
         if len(self.recent) == CHECK_EVERY:
             self.check_loss()
         return loss
+
+    def pass_through(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Go forward and back; return the loss and the logits."""
+        found = logits(self.run_model, batch)
+        loss = F.cross_entropy(found.float(), batch.y)
+        with torch.autocast(self.device.type, enabled=False):
+            self.manual_backward(loss)
+        return loss.detach(), found.detach()
 
     def check_loss(self) -> None:
         """Stop if a loss since the last look was not finite."""
@@ -112,12 +145,16 @@ class Training(pl.LightningModule):
             raise NotFinite(f"the loss at step {step} is not finite (learning rate now {lr:.2g})")
 
     def validation_step(self, batch: Batch, index: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of one of the evaluated splits."""
-        found = logits(self.model, batch)
+        """Score a batch of one of the evaluated splits, with kernels merged once for all batches where possible."""
+        if not self.merged:
+            alone = self.trainer.world_size == 1  # else parameters may be in pieces
+            self.merged.append(reparameterize(copy.deepcopy(self.model)) if alone else self.model)
+        found = logits(self.merged[0], batch)
         self._scores(self.evaluated[dataloader_idx]).add(found, batch.y, F.cross_entropy(found.float(), batch.y))
 
     def on_validation_epoch_end(self) -> None:
         """Log all of them, and the training that went before."""
+        self.merged.clear()
         self.check_loss()
         self._log("fitted", "train")
         for name in self.evaluated:
@@ -133,7 +170,8 @@ class Training(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return AdamW with the paper's groups, and its schedule."""
         e = self.experiment
-        optimizer = torch.optim.AdamW(param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr))
+        groups = param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr)
+        optimizer = torch.optim.AdamW(groups, fused=(self.device.type == "cuda" and not e.clip) or None)
         warmup, total = round(e.warmup_epochs * self.steps_per_epoch), e.epochs * self.steps_per_epoch
         schedule = cosine_with_warmup(optimizer, warmup, total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

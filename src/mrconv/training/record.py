@@ -89,7 +89,12 @@ def environment() -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """Return the git revision of the code that runs, with a + if it was changed since; None if it is not in git."""
+    """Return the git revision of the code that runs, with a + if it was changed since; None if it is not in git.
+
+    Where the code was copied to without its history, MRCONV_REVISION tells it.
+    """
+    if told := os.environ.get("MRCONV_REVISION"):
+        return told
     folder = Path(mrconv.__file__).parent
     try:
         found = subprocess.run(

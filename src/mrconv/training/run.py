@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -26,15 +26,15 @@ from mrconv.tasks.base import Count, nothing
 from . import record
 from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
 from .config import Experiment
-from .data import TaskData, prepare
+from .data import EVALUATED, TaskData, prepare
 from .figures import draw_run
 from .module import NotFinite, Training, build_model, logits
 from .progress import EpochLines
 
 MODEL, MERGED = "model", "merged"
 MACHINE = {
-    "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "backend", "checkpoint_minutes",
-    "wandb", "out",
+    "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "graphs", "backend",
+    "checkpoint_minutes", "wandb", "out",
 }  # fmt: skip
 """What may differ when a run goes on."""
 
@@ -59,7 +59,7 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
             f"{len(data.splits['train'])} training examples do not fill one batch of {experiment.batch_size} on each "
             f"of {trainer.world_size} device(s): lower batch_size"
         )
-    training = Training(experiment, model, len(data.classes), steps, module.evaluated)
+    training = Training(experiment, model, len(data.classes), steps, module.evaluated, module.few_shapes)
     if trainer.is_global_zero:
         record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
         record.write_json(folder / record.ENVIRONMENT, record.environment())
@@ -110,9 +110,8 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
         devices=e.devices,
         num_nodes=e.nodes,
         strategy=e.strategy,
-        precision="bf16-mixed" if e.precision == "bfloat16" else "32-true",
+        precision=precision(e),
         max_epochs=e.epochs,
-        gradient_clip_val=e.clip or None,
         limit_train_batches=e.limit_train or None,
         limit_val_batches=e.limit_eval or None,
         num_sanity_val_steps=0,
@@ -127,6 +126,14 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
         plugins=[AtomicIO()],
         default_root_dir=folder,
     )
+
+
+def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
+    """Return Lightning's name of the experiment's precision, where "auto" goes by the machine."""
+    on_gpu = experiment.accelerator != "cpu" and torch.cuda.is_available()
+    suits = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    chosen = experiment.precision if experiment.precision != "auto" else "bfloat16" if suits else "float32"
+    return "bf16-mixed" if chosen == "bfloat16" else "32-true"
 
 
 def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoints, partial: bool) -> dict[str, Any]:
@@ -184,8 +191,9 @@ def score(
     for name in [name for name in ("val", "test") if name in data.splits]:
         right, count = torch.zeros((), dtype=torch.int64, device=device), 0
         loader: BatchLoader = data_loader(
-            data, name, 2 * experiment.batch_size, train=False, pad=experiment.pad, workers=experiment.workers
-        )
+            data, name, EVALUATED * experiment.batch_size, train=False, bucket=True, pad=experiment.pad,
+            workers=experiment.workers,
+        )  # fmt: skip
         for i, batch in enumerate(loader):
             if experiment.limit_eval and i == experiment.limit_eval:
                 break
