@@ -1,6 +1,7 @@
 """mrconv train, evaluate, reparameterize: as typed."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -48,6 +49,9 @@ def test_evaluate_and_reparameterize(folder, capsys):
     assert main(["reparameterize", run, "--out", str(folder / "again")]) == 0
     assert "largest difference of the logits" in capsys.readouterr().out
     assert (folder / "again" / "model.safetensors").exists()
+    shutil.copytree(run, folder / "lean", ignore=shutil.ignore_patterns("merged", "*.ckpt"))
+    assert main(["evaluate", str(folder / "lean"), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == merged
 
 
 def test_a_sweep_of_two(folder, capsys):

@@ -57,6 +57,9 @@ def test_rows_are_padded_to_the_longest_of_a_batch(make, pair):
 @pytest.mark.parametrize("make", LOADERS)
 def test_rows_can_be_padded_to_the_same_length_always(make):
     assert {batch.x.shape for batch in make(text(), "train", 5, pad="max")} == {(5, 32)}
+    widths = {batch.x.shape[1] for batch in make(text(), "train", 5, pad=12)}
+    assert widths <= {12, 24, 32}
+    assert len(widths) > 1
 
 
 @pytest.mark.parametrize("make", LOADERS)

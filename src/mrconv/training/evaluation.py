@@ -42,14 +42,17 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 def evaluate(
     folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
 ) -> dict[str, float]:
-    """Return a run's accuracy by split; at another rate, the model is sampled anew and merged there."""
+    """Return a run's accuracy by split; at another rate, the model is sampled anew and merged there.
+
+    A run whose merged model was left out, which can be many times larger than the trained one, is merged again.
+    """
     trained = read_run(folder)
     experiment = with_settings(trained, settings)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data = prepare(experiment)
     rate = experiment.rate / trained.rate
-    if rate == 1:
-        model = saved_model(folder / (MERGED if merged else MODEL))
+    if rate == 1 and merged and (folder / MERGED).exists():
+        model = saved_model(folder / MERGED)
     else:
         model = saved_model(folder / MODEL)
         if merged:

@@ -144,6 +144,10 @@ class Training(pl.LightningModule):
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
             raise NotFinite(f"the loss at step {step} is not finite (learning rate now {lr:.2g})")
 
+    def on_validation_epoch_start(self) -> None:
+        """Look at the losses since the last look, before weights that may be spoilt are merged."""
+        self.check_loss()
+
     def validation_step(self, batch: Batch, index: int, dataloader_idx: int = 0) -> None:
         """Score a batch of one of the evaluated splits, with kernels merged once for all batches where possible."""
         if not self.merged:
@@ -155,7 +159,6 @@ class Training(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log all of them, and the training that went before."""
         self.merged.clear()
-        self.check_loss()
         self._log("fitted", "train")
         for name in self.evaluated:
             self._log(name, name)

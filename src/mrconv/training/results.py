@@ -29,8 +29,8 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 }
 # What may differ between runs that are one experiment with several seeds.
 APART = {
-    "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "backend", "checkpoint_minutes",
-    "wandb", "out",
+    "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "graphs", "backend",
+    "checkpoint_minutes", "wandb", "out",
 }  # fmt: skip
 
 COLUMNS = {
