@@ -79,7 +79,6 @@ BRANCHES = {  # modes, widths, periods
     "doubling": (2, (2, 8, 32, 64, 128), (2, 8, 32, 64, 128)),
     "cut": (3, (4, 64, 77), (4, 64, 128)),
     "cut within a tile": (2, (3, 50), (4, 64)),
-    "between tiles": (3, (5, 48, 80), (5, 48, 80)),
     "five modes": (5, (8, 16, 96), (8, 16, 96)),
     "longer than the input": (3, (300, 700), (512, 700)),
 }
@@ -90,11 +89,10 @@ BRANCHES = {  # modes, widths, periods
     [  # Triton's interpreter takes a second or more for each
         *((1, True, True, name) for name in ("cut", "five modes")),
         *((2, True, False, name) for name in ("cut within a tile", "constant")),
-        *((63, True, False, name) for name in BRANCHES if name != "between tiles"),
+        *((63, True, False, name) for name in BRANCHES),
         *((63, False, True, name) for name in ("cut", "longer than the input")),
         *((130, True, True, name) for name in ("doubling", "cut")),
         (200, True, False, "cut"),
-        (200, True, True, "between tiles"),
     ],
 )
 def test_modes(L, channels_last, masked, branches):
@@ -110,6 +108,19 @@ def test_modes_of_one_sequence_and_many_channels():
     modes, widths, periods = BRANCHES["doubling"]
     coefficients = double(len(widths), 35, 2 * modes - 1)
     assert_same(*both(widths, periods, None, mask), u, coefficients, double(len(widths), 35), double(35), double(35))
+
+
+def test_modes_where_gradients_are_found_in_slices(monkeypatch):
+    from mrconv.ops import mode_windows_triton
+
+    modes, widths, periods = BRANCHES["cut"]
+    u, lengths, mask = inputs(63, True, True)
+    coefficients, weight = double(len(widths), 5, 2 * modes - 1), double(len(widths), 5)
+    fast, _ = both(widths, periods, lengths, mask)
+    whole = gradients(fast, *(x.to(DEVICE) for x in (u, coefficients, weight)))
+    monkeypatch.setattr(mode_windows_triton, "SLICE_BYTES", 2 * len(widths) * 5 * 63 * 8)
+    y, grads = gradients(fast, *(x.to(DEVICE) for x in (u, coefficients, weight)))
+    assert all(relative(a, b) < 1e-12 for a, b in zip((y, *grads), (whole[0], *whole[1]), strict=True))
 
 
 def test_modes_return_the_statistics():

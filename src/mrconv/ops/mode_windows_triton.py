@@ -27,6 +27,7 @@ from .triton_tools import tiles
 
 ROWS, COLUMNS, WARPS = 32, 32, 1  # of a tile: positions, channels; a channel a thread makes running sums cheapest
 STEPS = 8  # tiles whose carries are found at a time
+SLICE_BYTES = 64 * 2**20  # of all branches' gradients that are in memory at a time, about
 
 
 @triton.jit
@@ -44,77 +45,37 @@ def _load(x, t, j, c, x_l, x_c, C, L, WIDE: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit
-def _sum_from(start, x, j, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the running sum over rows, beginning with `start` before row 0; j counts the rows, down if BACK."""
-    return tl.cumsum(tl.where((j == 0)[:, None], x + start[None, :], x), 0, reverse=BACK)
+def _sum_from(start, x, i):  # type: ignore[no-untyped-def]
+    """Return the running sum over rows, beginning with `start` before row 0; i counts the rows."""
+    return tl.cumsum(tl.where((i == 0)[:, None], x + start[None, :], x), 0)
 
 
 @triton.jit
-def _turn(x, y, cos, sin):  # type: ignore[no-untyped-def]
-    """Multiply x + iy by cos + i sin."""
-    return x * cos - y * sin, x * sin + y * cos
-
-
-@triton.jit
-def _turned(d, before, rows, edges, j, m: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the real part and less the imaginary part of (x - f before) e^{-i w j}, for d = x - before."""
-    cos = tl.load(rows + 2 * m * BL + j)[:, None]
-    sin = tl.load(rows + (2 * m + 1) * BL + j)[:, None]
+def _wave(d, before, carry, rows, edges, i, c, C, m: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the real and imaginary part of Z for mode m > 0; d is x less what left the window, `before`."""
+    cos = tl.load(rows + 2 * m * BL + i)[:, None]
+    sin = tl.load(rows + (2 * m + 1) * BL + i)[:, None]
+    even = tl.load(carry + (2 * m - 1) * C + c, c < C, 0.0)
+    odd = tl.load(carry + 2 * m * C + c, c < C, 0.0)
     if CUT:
         d += before * tl.load(edges + 2 * m)
-        across = before * tl.load(edges + 2 * m + 1)
-        return d * cos - across * sin, d * sin + across * cos
-    return d * cos, d * sin
-
-
-@triton.jit
-def _wave(  # type: ignore[no-untyped-def]
-    d, before, even, odd, rows, edges, j, m: tl.constexpr, CUT: tl.constexpr, BACK: tl.constexpr, BL: tl.constexpr
-):
-    """Return the real and imaginary part of Z for mode m > 0, given its carry; d is x less `before`, what left."""
-    x, y = _turned(d, before, rows, edges, j, m, CUT, BL)
-    even = _sum_from(even, x, j, BACK)
-    odd = _sum_from(-odd, y, j, BACK)
-    cos = tl.load(rows + 2 * m * BL + j)[:, None]
-    sin = tl.load(rows + (2 * m + 1) * BL + j)[:, None]
+        turned = before * tl.load(edges + 2 * m + 1)
+        even = _sum_from(even, d * cos - turned * sin, i)
+        odd = _sum_from(-odd, d * sin + turned * cos, i)
+    else:
+        even = _sum_from(even, d * cos, i)
+        odd = _sum_from(-odd, d * sin, i)
     return even * cos + odd * sin, even * sin - odd * cos
 
 
 @triton.jit
 def _branch(  # type: ignore[no-untyped-def]
-    d, before, factors, carry, rows, edges, j, c, C,
-    M: tl.constexpr, CUT: tl.constexpr, BACK: tl.constexpr, BL: tl.constexpr,
-):  # fmt: skip
+    d, before, factors, carry, rows, edges, i, c, C, M: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr
+):
     """Return a branch's output in this tile."""
-    y = _sum_from(tl.load(carry + c, c < C, 0.0), d, j, BACK) * tl.load(factors + c, c < C, 0.0)[None, :]
+    y = _sum_from(tl.load(carry + c, c < C, 0.0), d, i) * tl.load(factors + c, c < C, 0.0)[None, :]
     for m in tl.static_range(1, M):
-        even = tl.load(carry + (2 * m - 1) * C + c, c < C, 0.0)
-        odd = tl.load(carry + 2 * m * C + c, c < C, 0.0)
-        even, odd = _wave(d, before, even, odd, rows, edges, j, m, CUT, BACK, BL)
-        y += even * tl.load(factors + (2 * m - 1) * C + c, c < C, 0.0)[None, :]
-        y += odd * tl.load(factors + 2 * m * C + c, c < C, 0.0)[None, :]
-    return y
-
-
-@triton.jit
-def _branch_from(  # type: ignore[no-untyped-def]
-    d, before, gap, gap_before, r, factors, carry, rows, edges, j, c, C,
-    M: tl.constexpr, CUT: tl.constexpr, BACK: tl.constexpr, BL: tl.constexpr,
-):  # fmt: skip
-    """Return a branch's output in rows that begin r < BL after the tile whose carry it is; gap is d of those r rows."""
-    start = tl.load(carry + c, c < C, 0.0) + tl.sum(gap, 0)
-    y = _sum_from(start, d, j, BACK) * tl.load(factors + c, c < C, 0.0)[None, :]
-    for m in tl.static_range(1, M):
-        even = tl.load(carry + (2 * m - 1) * C + c, c < C, 0.0)
-        odd = tl.load(carry + 2 * m * C + c, c < C, 0.0)
-        x, z = _turned(gap, gap_before, rows, edges, j, m, CUT, BL)
-        even, odd = _turn(
-            even + tl.sum(x, 0),
-            odd - tl.sum(z, 0),
-            tl.load(rows + 2 * m * BL + r),
-            tl.load(rows + (2 * m + 1) * BL + r),
-        )
-        even, odd = _wave(d, before, even, odd, rows, edges, j, m, CUT, BACK, BL)
+        even, odd = _wave(d, before, carry, rows, edges, i, c, C, m, CUT, BL)
         y += even * tl.load(factors + (2 * m - 1) * C + c, c < C, 0.0)[None, :]
         y += odd * tl.load(factors + 2 * m * C + c, c < C, 0.0)[None, :]
     return y
@@ -156,6 +117,12 @@ def _pair(sums, k, c, C, T, m, row):  # type: ignore[no-untyped-def]
     even = tl.load(at + tl.maximum(2 * m - 1, 0) * C, inside & (c < C)[None, :], 0.0).to(tl.float64)
     odd = tl.load(at + 2 * m * C, inside & (c < C * tl.minimum(m, 1))[None, :], 0.0).to(tl.float64)
     return even, odd
+
+
+@triton.jit
+def _turn(x, y, cos, sin):  # type: ignore[no-untyped-def]
+    """Multiply x + iy by cos + i sin."""
+    return x * cos - y * sin, x * sin + y * cos
 
 
 @triton.jit(do_not_specialize=["sums", "carries", "C", "T", "N", "part"])
@@ -227,7 +194,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     out += tile * 2 * N * C
     for i in range(N):
         before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
-        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, False, BL)
+        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
         v = tl.where(valid, v, 0.0)
         tl.store(out + i * C + c, tl.sum(v, 0), c < C)
         tl.store(out + (N + i) * C + c, tl.sum(v * v, 0), c < C)
@@ -237,30 +204,45 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
         edges += 2 * M
 
 
-@triton.jit(do_not_specialize=["u", "y", "L", "u_b", "y_b"])
+@triton.jit(do_not_specialize=["x", "other", "y", "L", "x_n", "x_b", "o_b", "y_b"])
 def _output_kernel(  # type: ignore[no-untyped-def]
-    u, shapes, rows, edges, factors, carries, skip, bias, y, C, L, N, u_b, u_c, u_l, y_b, y_c, y_l,
-    SKIP: tl.constexpr, CUT: tl.constexpr,
+    x, other, shapes, rows, edges, factors, carries, skip, bias, y, C, L, N,
+    x_n, x_b, x_c, x_l, o_b, o_c, o_l, y_b, y_c, y_l,
+    SKIP: tl.constexpr, REVERSE: tl.constexpr, CUT: tl.constexpr,
     M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Sum the branches, plus skip times u, plus a bias."""
-    j = tl.arange(0, BL)
+    """Sum the branches of one x or, from the end, of one x each; plus skip times another tensor, plus a bias."""
+    i = tl.arange(0, BL)
+    j = i
     t = tl.program_id(0) * BL
+    if REVERSE:
+        j = -i
+        t = tl.num_programs(0) * BL - 1 - t
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
-    u += b * u_b
-    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
-    total = tl.zeros([BL, BC], WIDE) + tl.load(bias + c, c < C, 0.0)[None, :]
+    x += b * x_b
+    if REVERSE:
+        total = tl.zeros([BL, BC], WIDE)
+    else:
+        v = _load(x, t, j, c, x_l, x_c, C, L, WIDE)
+        total = tl.zeros([BL, BC], WIDE) + tl.load(bias + c, c < C, 0.0)[None, :]
     here = carries + (b * tl.num_programs(0) + tl.program_id(0)) * N * (2 * M - 1) * C
     for n in range(N):
-        before = _load(u, t - tl.load(shapes + 3 * n), j, c, u_l, u_c, C, L, WIDE)
-        total += _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, False, BL)
+        w = tl.load(shapes + 3 * n)
+        if REVERSE:
+            v = _load(x, t, j, c, x_l, x_c, C, L, WIDE)
+            before = _load(x, t + w, j, c, x_l, x_c, C, L, WIDE)
+            x += x_n
+        else:
+            before = _load(x, t - w, j, c, x_l, x_c, C, L, WIDE)
+        total += _branch(v - before, before, factors, here, rows, edges, i, c, C, M, CUT, BL)
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
         rows += 6 * M * BL
         edges += 2 * M
     if SKIP:
-        total += tl.load(skip + c, c < C, 0.0).to(WIDE)[None, :] * x
+        d = tl.load(skip + c, c < C, 0.0).to(WIDE)
+        total += d[None, :] * _load(other + b * o_b, t, j, c, o_l, o_c, C, L, WIDE)
     inside = (t + j < L)[:, None] & (c < C)[None, :]
     tl.store(_at(y + b * y_b, t, j, c, y_l, y_c), total.to(y.dtype.element_ty), inside)
 
@@ -284,7 +266,7 @@ def _products_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + (N + 1) * C + c, tl.sum(pull * x, 0), c < C)
     for i in range(N):
         before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
-        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, False, BL)
+        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
         tl.store(out + i * C + c, tl.sum(pull * v, 0), c < C)
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
@@ -292,22 +274,13 @@ def _products_kernel(  # type: ignore[no-untyped-def]
         edges += 2 * M
 
 
-@triton.jit
-def _gradient(v, pull, numbers, c, C, N, valid):  # type: ignore[no-untyped-def]
-    """Return dc = s g - a - q c where valid, for a branch's c and its numbers s, q and a."""
-    s = tl.load(numbers + c, c < C, 0.0)
-    q = tl.load(numbers + N * C + c, c < C, 0.0)
-    a = tl.load(numbers + 2 * N * C + c, c < C, 0.0)
-    return tl.where(valid[:, None], s[None, :] * pull - a[None, :] - q[None, :] * v, 0.0)
-
-
-@triton.jit(do_not_specialize=["u", "g", "L", "u_b", "g_b", "part"])
+@triton.jit(do_not_specialize=["u", "g", "dc", "L", "u_b", "g_b", "d_n", "d_b", "part"])
 def _pull_kernel(  # type: ignore[no-untyped-def]
-    u, g, shapes, rows, edges, factors, carries, numbers, lengths, dfactors, sums, C, L, N,
-    u_b, u_c, u_l, g_b, g_c, g_l, part,
+    u, g, shapes, rows, edges, factors, carries, numbers, lengths, dc, dfactors, sums, C, L, N,
+    u_b, u_c, u_l, g_b, g_c, g_l, d_n, d_b, d_c, d_l, part,
     MASKED: tl.constexpr, CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of every branch's dc with the basis functions, and its tile's sums in reversed time."""
+    """Store every branch's dc, its sums with the basis functions, and its tile's sums in reversed time."""
     j = tl.arange(0, BL)
     t = tl.program_id(0) * BL
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -315,7 +288,8 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     end = L
     if MASKED:
         end = tl.load(lengths + b).to(tl.int32)
-    valid = t + j < end
+    real = (c < C)[None, :]
+    valid = (t + j < end)[:, None] & real
     u += b * u_b
     x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
     pull = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
@@ -324,22 +298,26 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     here = carries + tile * size
     dfactors += tile * size
     sums += (b * tl.num_programs(0) + tl.num_programs(0) - 1 - tl.program_id(0)) * size
+    at = _at(dc + b * d_b, t, j, c, d_l, d_c)
     for i in range(N):
         before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
         d = x - before
-        v = _branch(d, before, factors, here, rows, edges, j, c, C, M, CUT, False, BL)
-        v = _gradient(v, pull, numbers, c, C, N, valid)
+        v = _branch(d, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
+        s = tl.load(numbers + c, c < C, 0.0)
+        q = tl.load(numbers + N * C + c, c < C, 0.0)
+        a = tl.load(numbers + 2 * N * C + c, c < C, 0.0)
+        v = tl.where(valid, s[None, :] * pull - a[None, :] - q[None, :] * v, 0.0)
+        tl.store(at, v, (t + j < L)[:, None] & real)
         _store_sums(v, rows + 2 * M * BL, sums, BL - 1 - j, c, C, M, BL)
         if tl.load(shapes + 3 * i + 2) != 0:
             _store_sums(v, rows + 4 * M * BL, sums + part, BL - 1 - j, c, C, M, BL)
-        constant = _sum_from(tl.load(here + c, c < C, 0.0), d, j, False)
+        constant = _sum_from(tl.load(here + c, c < C, 0.0), d, j)
         tl.store(dfactors + c, tl.sum(v * constant, 0), c < C)
         for m in tl.static_range(1, M):
-            even = tl.load(here + (2 * m - 1) * C + c, c < C, 0.0)
-            odd = tl.load(here + 2 * m * C + c, c < C, 0.0)
-            even, odd = _wave(d, before, even, odd, rows, edges, j, m, CUT, False, BL)
+            even, odd = _wave(d, before, here, rows, edges, j, c, C, m, CUT, BL)
             tl.store(dfactors + (2 * m - 1) * C + c, tl.sum(v * even, 0), c < C)
             tl.store(dfactors + 2 * m * C + c, tl.sum(v * odd, 0), c < C)
+        at += d_n
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
         dfactors += (2 * M - 1) * C
@@ -347,63 +325,6 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
         numbers += C
         rows += 6 * M * BL
         edges += 2 * M
-
-
-@triton.jit(do_not_specialize=["u", "g", "du", "L", "u_b", "g_b", "d_b"])
-def _back_kernel(  # type: ignore[no-untyped-def]
-    u, g, shapes, rows, edges, factors, carries, back, numbers, lengths, skip, du, C, L, N,
-    u_b, u_c, u_l, g_b, g_c, g_l, d_b, d_c, d_l,
-    MASKED: tl.constexpr, SKIP: tl.constexpr, CUT: tl.constexpr,
-    M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """du: the branches of their dc from the end on, which are found again here and a window later, + skip g."""
-    i = tl.arange(0, BL)
-    j = BL - 1 - i  # rows from a tile's end
-    k = tl.num_programs(0) - 1 - tl.program_id(0)
-    t = k * BL
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    b = tl.program_id(2).to(tl.int64)
-    end = L
-    if MASKED:
-        end = tl.load(lengths + b).to(tl.int32)
-    u += b * u_b
-    g += b * g_b
-    x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
-    pull = _load(g, t, j, c, g_l, g_c, C, L, WIDE)
-    total = tl.zeros([BL, BC], WIDE)
-    size = N * (2 * M - 1) * C
-    here = carries + (b * tl.num_programs(0) + k) * size
-    back += (b * tl.num_programs(0) + tl.program_id(0)) * size
-    for n in range(N):
-        w = tl.load(shapes + 3 * n)
-        before = _load(u, t - w, j, c, u_l, u_c, C, L, WIDE)
-        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, True, BL)
-        v = _gradient(v, pull, numbers, c, C, N, t + j < end)
-        later = tl.zeros([BL, BC], WIDE)
-        if t + w < end:
-            r = w % BL
-            after = _load(u, t + w, j, c, u_l, u_c, C, L, WIDE)
-            there = here + (w // BL).to(tl.int64) * size
-            if r == 0:
-                later = _branch(after - x, x, factors, there, rows, edges, j, c, C, M, CUT, True, BL)
-            else:
-                gone = tl.where((j < r)[:, None], _load(u, t - r, j, c, u_l, u_c, C, L, WIDE), 0.0)
-                come = tl.where((j < r)[:, None], _load(u, t + w - r, j, c, u_l, u_c, C, L, WIDE), 0.0)
-                later = _branch_from(
-                    after - x, x, come - gone, gone, r, factors, there, rows, edges, j, c, C, M, CUT, True, BL
-                )
-            later = _gradient(later, _load(g, t + w, j, c, g_l, g_c, C, L, WIDE), numbers, c, C, N, t + w + j < end)
-        total += _branch(v - later, later, factors, back, rows, edges, i, c, C, M, CUT, False, BL)
-        factors += (2 * M - 1) * C
-        here += (2 * M - 1) * C
-        back += (2 * M - 1) * C
-        numbers += C
-        rows += 6 * M * BL
-        edges += 2 * M
-    if SKIP:
-        total += tl.load(skip + c, c < C, 0.0).to(WIDE)[None, :] * pull
-    inside = (t + j < L)[:, None] & (c < C)[None, :]
-    tl.store(_at(du + b * d_b, t, j, c, d_l, d_c), total.to(du.dtype.element_ty), inside)
 
 
 @dataclass(frozen=True)
@@ -499,11 +420,18 @@ class ModeWindows:
     def output(self, u: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor) -> Tensor:
         """y = sum over branches and basis functions, weighted by factors (nb, rank, C), + skip u + bias."""
         y = torch.empty_like(u)
-        _output_kernel[tiles(u, ROWS, COLUMNS)](
-            u, *self.waves, factors, carries, bias if skip is None else skip, bias, y, *u.shape[1:], self.nb,
-            *u.stride(), *y.stride(), SKIP=skip is not None, **self.cut, **self.wide, **self.tile,
-        )  # fmt: skip
+        self._output(u, 0, u, carries, factors, skip, bias, y, REVERSE=False)
         return y
+
+    def _output(
+        self, x: Tensor, x_n: int, other: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor,
+        y: Tensor, REVERSE: bool,
+    ) -> None:  # fmt: skip
+        _output_kernel[tiles(y, ROWS, COLUMNS)](
+            x, other, *self.waves, factors, carries, bias if skip is None else skip, bias, y, *y.shape[1:], self.nb,
+            x_n, *x.stride()[-3:], *other.stride(), *y.stride(), SKIP=skip is not None, REVERSE=REVERSE,
+            **self.cut, **self.wide, **self.tile,
+        )  # fmt: skip
 
     def products(self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sums over batch and time of g c_b (nb, C), of g (C,) and of g u (C,)."""
@@ -526,21 +454,38 @@ class ModeWindows:
         skip: Tensor | None,
         lengths: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return du and the factors' gradient for dc_b = s_b g - a_b - q_b c_b; numbers (3, nb, C) are s, q and a."""
-        grid, (B, C, L) = tiles(u, ROWS, COLUMNS), u.shape
+        """Return du and the factors' gradient for dc_b = s_b g - a_b - q_b c_b; numbers (3, nb, C) are s, q and a.
+
+        A few sequences at a time, since every branch's dc is in memory meanwhile.
+        """
+        B, C, L = u.shape
         du = torch.empty_like(u)
+        dfactors = torch.zeros_like(factors, dtype=torch.float64)
+        count = max(1, min(B, SLICE_BYTES // (self.nb * C * L * factors.element_size())))
+        for start in range(0, B, count):
+            rows = slice(start, start + count)
+            dc, dfactors_here, sums = self._pull(
+                u[rows], g[rows], carries[rows], factors, numbers, None if lengths is None else lengths[rows]
+            )
+            dfactors += dfactors_here
+            back = self.carries_from(sums)
+            self._output(dc, dc.stride(0), g[rows], back, factors, skip, numbers, du[rows], REVERSE=True)
+        return du, dfactors
+
+    def _pull(
+        self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor, numbers: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dc (nb, B, C, L), the factors' gradient and the sums of dc's tiles in reversed time."""
+        grid, (B, C, L) = tiles(u, ROWS, COLUMNS), u.shape
+        if u.stride(1) == 1:
+            dc = self._numbers(self.nb, B, L, C, like=u).transpose(2, 3)
+        else:
+            dc = self._numbers(self.nb, B, C, L, like=u)
         parts = self._numbers(grid[0] * B, *factors.shape, like=u)
         sums = self._numbers(2, B, grid[0], *factors.shape, like=u)
-        ends = u if lengths is None else lengths
-        given = {"MASKED": lengths is not None, **self.cut, **self.wide, **self.tile}
         _pull_kernel[grid](
-            u, g, *self.waves, factors, carries, numbers, ends, parts, sums, C, L, self.nb, *u.stride(), *g.stride(),
-            sums.stride(0), **given,
+            u, g, *self.waves, factors, carries, numbers, u if lengths is None else lengths, dc, parts, sums, C, L,
+            self.nb, *u.stride(), *g.stride(), *dc.stride(), sums.stride(0), MASKED=lengths is not None,
+            **self.cut, **self.wide, **self.tile,
         )  # fmt: skip
-        dfactors = parts.sum(0, dtype=torch.float64)
-        _back_kernel[grid](
-            u, g, *self.waves, factors, carries, self.carries_from(sums), numbers, ends,
-            numbers if skip is None else skip, du, C, L, self.nb, *u.stride(), *g.stride(), *du.stride(),
-            SKIP=skip is not None, **given,
-        )  # fmt: skip
-        return du, dfactors
+        return dc, parts.sum(0, dtype=torch.float64), sums
