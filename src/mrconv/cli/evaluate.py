@@ -30,13 +30,17 @@ def add(commands: Any) -> None:
 
 
 def evaluate(given: argparse.Namespace) -> None:
-    """Print the accuracy on every evaluated split."""
+    """Print the score on every evaluated split."""
     with told():
+        from mrconv.tasks import task_class
         from mrconv.training import evaluation
+        from mrconv.training.metrics import SCORES
+        from mrconv.training.run import read_run
 
         found = evaluation.evaluate(given.folder, given.settings, merged=not given.branches, device=given.device)
-    for split, accuracy in found.items():
-        print(f"{split:5s} {accuracy:.2%}")
+        metric = SCORES[task_class(read_run(given.folder).task).metric]
+    for split, value in found.items():
+        print(f"{split:5s} {metric.text(value)}")
 
 
 def reparameterize(given: argparse.Namespace) -> None:

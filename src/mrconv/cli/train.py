@@ -90,10 +90,12 @@ def _job(experiment: Any, folder: Path, errors: list[Exception]) -> None:
 
 def _tell(result: dict[str, Any], folder: Path) -> None:
     from mrconv.training import paper
+    from mrconv.training.metrics import SCORES
 
-    accuracy = result["accuracy"].get("test", result["accuracy"].get("val"))
-    merged = result["merged_accuracy"].get("test", result["merged_accuracy"].get("val"))
-    print(f"\n{result['name']}: accuracy {accuracy:.2%}, merged {merged:.2%}, best epoch {result['best_epoch']}")
+    metric = SCORES[result.get("metric", "accuracy")]
+    both = [result[key].get("test", result[key].get("val")) for key in (metric.name, f"merged_{metric.name}")]
+    score, merged = map(metric.text, both)
+    print(f"\n{result['name']}: {metric.name} {score}, merged {merged}, best epoch {result['best_epoch']}")
     known = paper.published(result["name"])
     if known is not None and known.accuracy is not None:
         print(f"the paper: {known.accuracy:.2f} %; best peer: {known.peer}, {known.peer_accuracy:.2f} %")

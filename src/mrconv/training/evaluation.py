@@ -42,7 +42,7 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 def evaluate(
     folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
 ) -> dict[str, float]:
-    """Return a run's accuracy by split; at another rate, the model is sampled anew and merged there."""
+    """Return a run's score by split; at another rate, the model is sampled anew and merged there."""
     trained = read_run(folder)
     experiment = with_settings(trained, settings)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
