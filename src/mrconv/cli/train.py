@@ -93,9 +93,9 @@ def _tell(result: dict[str, Any], folder: Path) -> None:
     from mrconv.training.metrics import SCORES
 
     metric = SCORES[result.get("metric", "accuracy")]
-    both = [result[key].get("test", result[key].get("val")) for key in (metric.name, f"merged_{metric.name}")]
-    score, merged = map(metric.text, both)
-    print(f"\n{result['name']}: {metric.name} {score}, merged {merged}, best epoch {result['best_epoch']}")
+    split = "test" if "test" in result[metric.name] else "val"
+    score, merged = (metric.text(result[key][split]) for key in (metric.name, f"merged_{metric.name}"))
+    print(f"\n{result['name']}: {split} {score}, merged {merged}, best epoch {result['best_epoch']}")
     known = paper.published(result["name"])
     if known is not None and known.accuracy is not None:
         print(f"the paper: {known.accuracy:.2f} %; best peer: {known.peer}, {known.peer_accuracy:.2f} %")
