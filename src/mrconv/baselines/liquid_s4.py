@@ -33,7 +33,7 @@ class LiquidS4(S4):
     """
 
     def __init__(self, d_model: int, l_max: int, *, degree: int = 2, n_ssm: int | None = None, **options: Any) -> None:
-        super().__init__(d_model, l_max, n_ssm=d_model if n_ssm is None else n_ssm, **options)
+        super().__init__(d_model, l_max, n_ssm=n_ssm, **options)
         check_positive_int(degree=degree)
         self.degree = degree
 

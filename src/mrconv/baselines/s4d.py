@@ -26,7 +26,7 @@ class S4D(LongConvolution):
         d_state: N; the state is N/2 complex numbers, whose conjugates make up the other half.
         init: of A: "legs" (normal part of HiPPO-LegS), "lin" (-1/2 + i pi n) or "inv".
         discretization: "zoh" or "bilinear".
-        n_ssm: how many different A and B; channel d has number d // (d_model // n_ssm).
+        n_ssm: how many different A and B; channel d has number d // (d_model // n_ssm). None: one per channel.
         dt_min, dt_max: range of the step sizes, drawn log-uniformly.
         bidirectional: a second C, with which the same states run backwards.
     """
@@ -43,7 +43,7 @@ class S4D(LongConvolution):
         d_state: int = 64,
         init: str = "legs",
         discretization: str = "zoh",
-        n_ssm: int = 1,
+        n_ssm: int | None = 1,
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         bidirectional: bool = False,
@@ -53,6 +53,7 @@ class S4D(LongConvolution):
         factory: Any = {"device": device, "dtype": dtype}
         super().__init__(d_model, l_max, bidirectional, **factory)
         check_choice("discretization", discretization, ("zoh", "bilinear"))
+        n_ssm = d_model if n_ssm is None else n_ssm
         check_positive_int(n_ssm=n_ssm)
         if d_model % n_ssm:
             raise ValueError(f"n_ssm must divide d_model = {d_model}; got {n_ssm}")

@@ -111,11 +111,14 @@ class Attention(ProjectedMixer):
     def run(self, u: Tensor, state: MixerState) -> Tensor:
         """Append the positions' keys and values to the cache and attend to all of it."""
         assert state.cache is not None
-        new = state.cache.places(u.shape[1])
-        q, k, v = self.project(self.placed(u, new - 1), state.cache.time)  # rotary positions count as distances only
+        before, new = state.cache.time, state.cache.places(u.shape[1])
+        q, k, v = self.project(self.placed(u, new - 1), before)  # rotary positions count as distances only
         keys, values, place = state.cache.extend(k, v, new)
-        seen = (place > 0)[:, None] & (place[:, None] <= new[..., None])  # (B, T, n)
-        y = F.scaled_dot_product_attention(q, keys.to(q.dtype), values.to(q.dtype), seen[:, None])
+        if before == 0:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            seen = (place > 0)[:, None] & (place[:, None] <= new[..., None])  # (B, T, n)
+            y = F.scaled_dot_product_attention(q, keys.to(q.dtype), values.to(q.dtype), seen[:, None])
         return self.out(y.transpose(1, 2).flatten(2))
 
 

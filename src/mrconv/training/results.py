@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .metrics import SCORES
-from .paper import EPOCHS, EXAMPLES, Published, published
+from .paper import ACCURACIES, EPOCHS, EXAMPLES, QUOTED, TASKS, Published, of_mrconv, published
 
 RESULT, METRICS = "result.json", "metrics.csv"
 NOTHING = "–"
@@ -220,7 +220,7 @@ def notes(row: Mapping[str, Any]) -> list[str]:
         found.append(f"{config['limit_eval']} batches evaluated")
     if config.get("rate", 1) != 1:
         found.append(f"trained at rate {config['rate']:g}")
-    if _published(row) is not None:
+    if row["name"] in ACCURACIES and _published(row) is not None:
         task, examples = row["task"], row.get("examples", {}).get("train")
         if row["epochs"] != EPOCHS[task]:
             found.append(f"{EPOCHS[task]} epochs in the paper")
@@ -251,3 +251,20 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     sides = [":---" if key in LEFT else "---:" for key in COLUMNS]
     cells = [list(COLUMNS.values()), sides, *(list(line.values()) for line in lines(rows))]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells) + "\n"
+
+
+def beside_peers(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the paper's accuracies of all models by task in Markdown and, beneath, those of the runs.
+
+    A run stands in the line of its mixer: of MRConv, the experiments TASK-base and TASK-large; of others, TASK-MIXER.
+    """
+    own = {line["run"]: line["test"] for line in lines(row for row in rows if not row["partial"])}
+    quoted = {name: (mixer, row) for name, (mixer, row) in QUOTED.items()}
+    quoted |= {f"MRConv, {size}": (size, of_mrconv(size)) for size in ("base", "large")}
+    cells = [["model", *TASKS], [":---", *("---:" for _ in TASKS)]]
+    for name, (suffix, row) in quoted.items():
+        cells.append([name, *(NOTHING if value is None else f"{value:.2f}" for value in row)])
+        found = [own.get(f"{task}-{suffix}", NOTHING) for task in TASKS]
+        if any(text != NOTHING for text in found):
+            cells.append([f"{name}, here", *found])
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells) + "\n"
