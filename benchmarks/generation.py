@@ -5,7 +5,8 @@ python benchmarks/generation.py [--device cuda] [--histories 1024 65536] [--out 
 Models of the same width and depth that differ in their mixer, l_max the history: `fourier` as trained, from sliding
 sums; `dilated` from its taps; `merged`, the Fourier model with dense kernels; `attention` with a cache of keys and
 values. `recompute` runs the whole history again for every token, by the merged model and by attention. Tokens are
-drawn, one at a time, after a prompt of that length; `prefill` is the time that the prompt takes.
+drawn, one at a time, after a prompt of that length; `prefill` is the time that the prompt takes. The longest tiles of
+merged kernels come more rarely than the steps that are timed here: `benchmarks/streaming.py` has them.
 """
 
 from __future__ import annotations
