@@ -295,13 +295,13 @@ def test_a_comparison_without_s4_is_refused(tmp_path, capsys):
 
 def test_generation_is_measured(tmp_path, capsys, monkeypatch):
     file = tmp_path / "found.json"
-    arguments = ["--histories", "16", "24", "--d-model", "8", "--depth", "1", "--out", str(file)]
+    arguments = ["--histories", "32", "48", "--d-model", "8", "--depth", "1", "--out", str(file)]
     monkeypatch.setattr(sys, "argv", ["generation.py", *arguments])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(ROOT / "benchmarks" / "generation.py"), run_name="__main__")
     assert stop.value.code == 0
     found = json.loads(file.read_text())
-    assert [row["history"] for row in found["rows"]] == [16, 24]
+    assert [row["history"] for row in found["rows"]] == [32, 48]
     for row in found["rows"]:
         assert row["attention"]["tokens_per_s"] == pytest.approx(1000 / row["attention"]["ms"])
         assert row["merged, recomputed"]["ms"] > 0

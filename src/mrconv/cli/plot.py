@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def run_recorded(given: argparse.Namespace) -> None:
             raise CommandError(f"{given.file} has no times of S4 in training or inference to compare with")
     out = given.out or given.file.with_suffix(".png")
     try:
-        from mrconv.bench import plot
+        plot = importlib.import_module("mrconv.bench.plot")
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
