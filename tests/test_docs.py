@@ -87,3 +87,10 @@ def test_times_of_steps_on_the_page_are_those_recorded():
     for row in json.loads((ROOT / "benchmarks/results/streaming-cpu-float32.json").read_text())["rows"]:
         names = ("fourier 1", "fourier 32", "dilated 8", "dense", "window", "attention")
         assert " | ".join(f"{row[name]['ms']:.3g}" for name in names) in page
+
+
+def test_accuracies_on_the_page_are_those_of_the_papers_tables():
+    from mrconv.training.results import beside_peers
+
+    page = (ROOT / "docs/peers.md").read_text().splitlines()
+    assert all(line in page for line in beside_peers([]).splitlines())

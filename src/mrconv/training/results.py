@@ -259,8 +259,7 @@ def beside_peers(rows: Iterable[Mapping[str, Any]]) -> str:
     A run stands in the line of its mixer: of MRConv, the experiments TASK-base and TASK-large; of others, TASK-MIXER.
     """
     own = {line["run"]: line["test"] for line in lines(row for row in rows if not row["partial"])}
-    quoted = {name: (mixer, row) for name, (mixer, row) in QUOTED.items()}
-    quoted |= {f"MRConv, {size}": (size, of_mrconv(size)) for size in ("base", "large")}
+    quoted = QUOTED | {f"MRConv, {size}": (size, of_mrconv(size)) for size in ("base", "large")}
     cells = [["model", *TASKS], [":---", *("---:" for _ in TASKS)]]
     for name, (suffix, row) in quoted.items():
         cells.append([name, *(NOTHING if value is None else f"{value:.2f}" for value in row)])
