@@ -56,6 +56,12 @@ def test_it_learns_and_scores_in_bits(trained, text):
     assert merge(folder)[1] < 1e-4
 
 
+def test_another_alphabet_is_refused(trained, tmp_path):
+    (tmp_path / "dogs.txt").write_text("THE DOG SAT ON THE LOG. " * 60)
+    with pytest.raises(ValueError, match=r"the data has 13 symbols, other ones than .*inputs\.json"):
+        evaluate(trained[0], [f"data={tmp_path / 'dogs.txt'}"], device="cpu")
+
+
 def test_the_epoch_of_the_fewest_bits_is_kept(trained):
     folder, result = trained
     history = torch.load(folder / "last.ckpt", weights_only=True)["mrconv"]["history"]
