@@ -1,15 +1,17 @@
 """The benchmarks run on small shapes, tell what they should, and their records can be drawn."""
 
 import json
+import math
 import runpy
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from mrconv.bench import compare, contestants, shapes, timing
+from mrconv.bench import compare, contestants, plot, shapes, timing
 from mrconv.bench.options import PASSES
 from mrconv.cli import main
 from tests.conftest import relative
@@ -233,3 +235,73 @@ def test_an_unknown_mixer_is_named(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "compare", "--mixers", "s4e", "--device", "cpu"])
     assert "argument --mixers: mixer must be one of" in capsys.readouterr().err
+
+
+def compared(names):
+    """Return a record of `mrconv bench compare` with made-up times."""
+
+    def row(shape):
+        times = {name: {"ms": 2.0 + i, "graph_ms": 1.0 + i, "MiB": 1.0} for i, name in enumerate(names)}
+        return {
+            "shape": asdict(shape),
+            "training": {"ours": times["s4"]} | times,
+            "inference": {"merged": times["s4"]} | times,
+        }
+
+    rows = [row(shape) for shape in (*MODELS, *shapes.LENGTHS)]
+    return {"benchmark": "compare", "device": "cuda", "hardware": "GPU", "dtype": "float32", "rows": rows}
+
+
+@pytest.mark.parametrize("part", ["both", "shapes", "lengths", "inference"])
+def test_mixers_can_be_plotted(tmp_path, capsys, part):
+    found = compared(["s4", "mamba", "attention"])
+    if part == "shapes":
+        found["rows"] = found["rows"][: len(MODELS)]
+    elif part == "lengths":
+        found["rows"] = found["rows"][len(MODELS) :]
+    elif part == "inference":
+        for row in found["rows"]:
+            del row["training"]
+            row["inference"]["attention"] = {"ms": None, "graph_ms": None, "MiB": None, "error": "too large"}
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps(found))
+    assert main(["plot", "compare", str(file)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'found.png'}\n"
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bars_are_speeds_beside_s4s():
+    from matplotlib.figure import Figure
+
+    times = plot.best_times({"ours": {"ms": 4.0, "graph_ms": 1.0}, "s4": {"ms": 2.0}, "mega": {"ms": None}})
+    assert times == pytest.approx({"mrconv": 1.0, "s4": 2.0, "mega": math.nan}, nan_ok=True)
+    axes = Figure().subplots()
+    plot._bars(axes, times)
+    assert [bar.get_width() for bar in axes.patches][1:] == [1.0, 2.0]
+    assert [text.get_text() for text in axes.texts] == ["–", "1", "2"]
+
+
+def test_a_comparison_without_s4_is_refused(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    for change in (lambda row: row["training"].pop("s4"), lambda row: (row.pop("training"), row.pop("inference"))):
+        found = compared(["s4", "mamba"])
+        for row in found["rows"]:
+            change(row)
+        file.write_text(json.dumps(found))
+        with pytest.raises(SystemExit):
+            main(["plot", "compare", str(file)])
+        assert "has no times of S4 in training or inference" in capsys.readouterr().err
+
+
+def test_generation_is_measured(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "found.json"
+    arguments = ["--histories", "32", "48", "--d-model", "8", "--depth", "1", "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", ["generation.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "benchmarks" / "generation.py"), run_name="__main__")
+    assert stop.value.code == 0
+    found = json.loads(file.read_text())
+    assert [row["history"] for row in found["rows"]] == [32, 48]
+    for row in found["rows"]:
+        assert row["attention"]["tokens_per_s"] == pytest.approx(1000 / row["attention"]["ms"])
+        assert row["merged, recomputed"]["ms"] > 0

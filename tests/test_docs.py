@@ -87,3 +87,17 @@ def test_times_of_steps_on_the_page_are_those_recorded():
     for row in json.loads((ROOT / "benchmarks/results/streaming-cpu-float32.json").read_text())["rows"]:
         names = ("fourier 1", "fourier 32", "dilated 8", "dense", "window", "attention")
         assert " | ".join(f"{row[name]['ms']:.3g}" for name in names) in page
+
+
+def test_accuracies_on_the_page_are_those_of_the_papers_tables():
+    from mrconv.training.results import beside_peers
+
+    page = (ROOT / "docs/peers.md").read_text().splitlines()
+    assert all(line in page for line in beside_peers([]).splitlines())
+
+
+def test_speeds_of_writing_on_the_page_are_those_recorded():
+    page = (ROOT / "docs/language.md").read_text()
+    for row in json.loads((ROOT / "benchmarks/results/generation-cpu-float32.json").read_text())["rows"]:
+        names = ("fourier", "dilated", "merged", "attention", "merged, recomputed", "attention, recomputed")
+        assert " | ".join(f"{row[name]['tokens_per_s']:.3g}" for name in names) in page

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .layer import MRConv
 from .norm import SequenceBatchNorm
-from .states import LayerState
+from .states import LayerState, MixerState
 from .streaming import Streams, check_settled
 from .validation import check_choice, check_fraction, check_input, check_lengths, padding_mask
 
@@ -110,13 +110,13 @@ class MRConvBlock(Streams, nn.Module):
         x = u + self.dropout(F.glu(self.mix(self.dropout(x)), -1))
         return x if self.prenorm else self.norm(x, mask)
 
-    def initial_state(self, batch: int, **options: Any) -> LayerState:
+    def initial_state(self, batch: int, **options: Any) -> LayerState | MixerState:
         """Return the layer's state before the first input; the options are those of `MRConv.initial_state`."""
         check_settled(self)
         return self.layer.initial_state(batch, **options)
 
     @torch.no_grad()
-    def stream(self, u: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
+    def stream(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Take the next positions u (B, T, d_model); return their outputs and the state, which is written to."""
         check_settled(self)
         check_input(u, self.layer.d_model)

@@ -154,7 +154,7 @@ class _WithLinearHead(Streams, _WithBackbone):
         if self.pool != "mean":
             return state
         with torch.inference_mode(False):
-            total = torch.zeros(batch, self.config.d_model, device=state.blocks[0].inputs.device, dtype=torch.float64)
+            total = torch.zeros(batch, self.config.d_model, device=state.tensors()[0].device, dtype=torch.float64)
             return PooledState(state, total, torch.zeros_like(total[:, 0]))
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class State:
@@ -17,8 +18,8 @@ class State:
     Streaming writes into the state it is given: keep a `copy()` to go back to.
     """
 
-    parts: ClassVar[Mapping[str, type[State]]] = {}
-    """The class of every field that holds states."""
+    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {}
+    """The classes of every field that holds states."""
 
     def copy(self) -> Self:
         """Return a state that goes on by itself."""
@@ -68,10 +69,14 @@ class State:
 
     @classmethod
     def _typed(cls, name: str, value: Any) -> Any:
-        if name not in cls.parts:
+        if name not in cls.parts or value is None:
             return value
-        make = cls.parts[name].from_state_dict
-        return [make(each) for each in value] if isinstance(value, list) else make(value)
+        if isinstance(value, list):
+            return [cls._typed(name, each) for each in value]
+        for kind in cls.parts[name]:
+            if {field.name for field in dataclasses.fields(kind)} == set(value):  # type: ignore[arg-type]
+                return kind.from_state_dict(value)
+        raise ValueError(f"{name} of a {cls.__name__} cannot have {', '.join(sorted(value))}")
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Self:
         with torch.inference_mode(False):  # tensors made in inference mode could not be written to outside of it
@@ -111,11 +116,71 @@ class LayerState(State):
 
 
 @dataclass
+class Cache(State):
+    """Keys and values of attention.
+
+    time: columns in use; there is room for more. keys, values (batch, ..., room, channels). place (batch, room): the
+    position of each column in its sequence, counted from 1, or 0 for one that is not there.
+    """
+
+    time: int
+    keys: Tensor
+    values: Tensor
+    place: Tensor
+
+    @classmethod
+    def empty(cls, keys: Tensor, values: Tensor) -> Cache:
+        """Return one without columns, of the form of these keys and values without columns."""
+        with torch.inference_mode(False):
+            place = torch.zeros(keys.shape[0], 0, dtype=torch.int64, device=keys.device)
+            return cls(0, keys.clone(), values.clone(), place)
+
+    def places(self, count: int) -> Tensor:
+        """Return the places (batch, count) of the next columns."""
+        last = self.place[:, : self.time].amax(1) if self.time else self.place.new_zeros(len(self.place))
+        return last[:, None] + torch.arange(1, count + 1, device=last.device)
+
+    def extend(self, k: Tensor, v: Tensor, place: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Add columns k, v (batch, ..., T, channels) at places (batch, T); return all keys, values and places.
+
+        With a limit, columns that lie further back may be forgotten.
+        """
+        T, room = k.shape[-2], self.place.shape[1]
+        with torch.inference_mode(False):
+            if limit is not None and self.time > 2 * limit:
+                old = slice(self.time - limit, self.time)
+                self.keys, self.values = self.keys[..., old, :].clone(), self.values[..., old, :].clone()
+                self.place, self.time, room = self.place[:, old].clone(), limit, limit
+            if self.time + T > room:
+                more = max(room, T)
+                self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
+                self.place = F.pad(self.place, (0, more))
+        here = slice(self.time, self.time + T)
+        self.keys[..., here, :], self.values[..., here, :], self.place[:, here] = k, v, place
+        self.time = n = self.time + T
+        return self.keys[..., :n, :], self.values[..., :n, :], self.place[:, :n]
+
+
+@dataclass
+class MixerState(State):
+    """What a mixer other than MRConv remembers.
+
+    rate: of the input. memory: tensors of its own; cache: of its attention; conv: of an MRConv in it.
+    """
+
+    rate: float
+    memory: list[Tensor]
+    cache: Cache | None = None
+    conv: LayerState | None = None
+    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"cache": (Cache,), "conv": (LayerState,)}
+
+
+@dataclass
 class BackboneState(State):
     """The states of all blocks."""
 
-    blocks: list[LayerState]
-    parts: ClassVar[Mapping[str, type[State]]] = {"blocks": LayerState}
+    blocks: list[LayerState | MixerState]
+    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"blocks": (LayerState, MixerState)}
 
 
 @dataclass
@@ -125,4 +190,4 @@ class PooledState(State):
     backbone: BackboneState
     total: Tensor
     count: Tensor
-    parts: ClassVar[Mapping[str, type[State]]] = {"backbone": BackboneState}
+    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"backbone": (BackboneState,)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 FEW = 3  # steps per resolution that are as fast one by one
 
 AnyState = TypeVar("AnyState", bound=State)
+T = TypeVar("T")
 
 
 class Streams:
@@ -173,18 +175,23 @@ class Plan:
         return y
 
 
-_PLANS: weakref.WeakKeyDictionary[MRConv, dict[float, tuple[Any, Plan]]] = weakref.WeakKeyDictionary()
+_MADE: weakref.WeakKeyDictionary[nn.Module, dict[float, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+def made(module: Any, rate: float, make: Callable[[Any, float], T], fresh: bool = False) -> T:
+    """Return what a module streams with at a rate, made again if `fresh` or if a parameter has changed."""
+    tensors = (*module.parameters(), *module.buffers())
+    key = [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors]
+    kept = _MADE.setdefault(module, {})
+    if fresh or rate not in kept or kept[rate][0] != key:
+        with torch.inference_mode(False), torch.no_grad():
+            kept[rate] = (key, make(module, rate))
+    return kept[rate][1]
 
 
 def plan(layer: MRConv, rate: float, fresh: bool = False) -> Plan:
-    """Return how a layer streams at a rate, made again if `fresh` or if a parameter has changed."""
-    tensors = (*layer.parameters(), *layer.buffers())
-    key = [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors]
-    kept = _PLANS.setdefault(layer, {})
-    if fresh or rate not in kept or kept[rate][0] != key:
-        with torch.inference_mode(False), torch.no_grad():
-            kept[rate] = (key, Plan(layer, rate))
-    return kept[rate][1]
+    """Return how a layer streams at a rate."""
+    return made(layer, rate, Plan, fresh)
 
 
 def check_streams(layer: MRConv) -> None:

@@ -39,12 +39,32 @@ def test_peers_of_mrconv_take_its_options_and_others_theirs():
     assert MRConvBlock(8, 40, mixer="s4d", mixer_options={"d_state": 6}).layer is not None
 
 
+@pytest.mark.parametrize("name", [name for name in PEERS if name not in ("mamba", "multiresconv")])
+def test_peers_run_both_ways_in_a_block(name):
+    assert MRConvBlock(8, 40, mixer=name, bidirectional=True).layer.bidirectional
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("s4", {"n_ssm": 2, "dt_min": 0.01}),
+        ("liquid-s4", {"d_state": 6, "degree": 3}),
+        ("mega-chunk", {"d_ema": 4, "attention": "laplace"}),
+        ("sgconv", {"kernel_size": 4}),
+    ],
+)
+def test_options_that_a_mixer_passes_on_are_taken(name, options):
+    block = MRConvBlock(8, 40, mixer=name, mixer_options=options)
+    assert block(torch.randn(2, 33, 8)).shape == (2, 33, 8)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mixer": "s4e"}, "mixer must be one of .*got 's4e'"),
         ({"mixer": "attention", "mixer_options": {"n_head": 2}}, "did you mean 'n_heads'"),
         ({"mixer": "multiresconv", "bidirectional": True}, "multiresconv runs forwards only"),
+        ({"mixer": "s4", "mixer_options": {"d_stat": 2}}, "did you mean 'd_state'"),
         ({"mixer_options": {"d_state": 2}}, "mixer_options are for other mixers"),
     ],
 )

@@ -143,8 +143,8 @@ def test_wrong_inputs_are_refused(name):
     with pytest.raises(ValueError, match="lengths"):
         mixer(torch.randn(2, 9, 3, **DOUBLE), lengths=torch.tensor([3, 10]))
     if not hasattr(type(mixer), "diagonal") and name != "s5":
-        with pytest.raises(NotImplementedError, match="no recurrence"):
-            mixer.step(torch.randn(2, 3, **DOUBLE), ())
+        with pytest.raises(ValueError, match="no recurrence"):
+            mixer.initial_state(2)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -1,5 +1,6 @@
 """Every ready experiment: says all of its values, builds, trains, evaluates, merges, goes on."""
 
+import dataclasses
 import json
 from importlib import resources
 
@@ -10,12 +11,13 @@ from mrconv.training import paper, run
 from mrconv.training.compose import composed, experiment_names
 from mrconv.training.config import Experiment
 from mrconv.training.evaluation import evaluate, merge
+from mrconv.training.module import build_model
 
 from .miniature import data, small
 
 NAMES = experiment_names()
-MODEL = ["kernel", "kernel_size", "depth", "d_model", "bidirectional", "combine", "decay", "norm", "block_norm"]
-MODEL += ["prenorm", "dropout", "pool", "mask_padding", "momentum"]
+LAYER = ["kernel", "kernel_size", "combine", "decay", "norm"]
+MODEL = ["depth", "d_model", "bidirectional", "block_norm", "prenorm", "dropout", "pool", "mask_padding", "momentum"]
 RECIPE = ["lr", "kernel_lr", "weight_decay", "batch_size", "epochs", "warmup_epochs", "clip", "ema", "seed"]
 
 
@@ -26,7 +28,8 @@ def read(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypatch):
     written = read(name)
-    assert {"name", "task", *MODEL, *RECIPE} <= set(written)
+    own = LAYER if written.get("mixer", "mrconv") == "mrconv" else ["mixer_options"]
+    assert {"name", "task", *own, *MODEL, *RECIPE} <= set(written)
     experiment = composed([f"experiment={name}"])
     assert {key: getattr(experiment, key) for key in written} == written
     assert experiment.name == name
@@ -36,12 +39,19 @@ def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypat
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
     result = run.train(small(experiment), tmp_path / "run", quiet=True)
     assert not result["partial"]
-    assert result["accuracy"] == result["merged_accuracy"]
-    assert evaluate(tmp_path / "run", device="cpu") == result["accuracy"]
+    metric = result["metric"]
+    assert result[metric] == pytest.approx(result[f"merged_{metric}"], rel=1e-4)
+    assert evaluate(tmp_path / "run", device="cpu") == result[f"merged_{metric}"]
     assert merge(tmp_path / "run")[1] < 1e-4
     longer = run.train(small(experiment, epochs=2, out="elsewhere"), tmp_path / "other", quiet=True)
     assert longer["config"]["epochs"] == 2
     assert json.loads((tmp_path / "other" / "result.json").read_text()) == longer
+
+
+@pytest.mark.parametrize(("name", "count"), [("listops-s4", 815_186), ("listops-liquid-s4", 333_322)])
+def test_peers_have_the_published_sizes(name, count):
+    like = dataclasses.replace(data("listops"), length=2048, classes=tuple("0123456789"))
+    assert sum(p.numel() for p in build_model(composed([f"experiment={name}"]), like).parameters()) == count
 
 
 def test_the_tables_of_the_paper_are_all_there():

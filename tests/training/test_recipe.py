@@ -7,6 +7,7 @@ import torch
 
 from mrconv.training import run
 from mrconv.training.data import TaskData
+from mrconv.training.metrics import SCORES
 from mrconv.training.module import Scores, Training, build_model
 from mrconv.training.schedule import cosine_factor
 
@@ -25,7 +26,7 @@ def test_the_rate_rises_linearly_and_falls_as_half_a_cosine():
 def test_kernels_have_their_own_rate_and_neither_they_nor_norms_decay():
     experiment = listops(lr=0.01, kernel_lr=0.002, weight_decay=0.3)
     tiny = data("listops")
-    training = Training(experiment, build_model(experiment, tiny), 2, 5, ["val", "test"])
+    training = Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val", "test"])
     optimizer = training.configure_optimizers()["optimizer"]
     by_name = {name: group for group in optimizer.param_groups for name in names(training, group)}
     kernel = by_name["model.backbone.blocks.0.layer.branches.0.kernel.modes"]
@@ -91,7 +92,7 @@ def test_a_record_says_how_it_was_made(trained):
 
 
 def test_scores_weigh_batches_by_their_size():
-    scores = Scores(3)
+    scores = Scores(SCORES["accuracy"])
     scores.add(torch.eye(3), torch.tensor([0, 1, 1]), torch.tensor(2.0))
     scores.add(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(6.0))
     assert {name: value.item() for name, value in scores.take().items()} == {"loss": 3.0, "accuracy": 0.75}

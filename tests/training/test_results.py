@@ -196,3 +196,25 @@ def test_the_command_tells_what_is_wrong(tmp_path):
     record(tmp_path / "runs", result())
     with pytest.raises(CommandError, match="argument --markdown: cannot write"):
         call(tmp_path, "--markdown", "/dev/null/results.md")
+
+
+def test_peers_stand_beside_the_paper(tmp_path):
+    line = only_line([result(name="listops-s4", epochs=40)])
+    assert (line["paper"], line["difference"], line["notes"]) == ("59.60", "+2.40", "–")
+    rows = [result(name="listops-s4"), result(name="listops-base"), result(name="listops-large", partial=True)]
+    record(tmp_path / "runs" / "a", rows[0])
+    record(tmp_path / "runs" / "b", rows[1])
+    record(tmp_path / "runs" / "c", rows[2])
+    call(tmp_path / "runs", "--peers", tmp_path / "peers.md")
+    table = (tmp_path / "peers.md").read_text().splitlines()
+    here = [line for line in table if ", here" in line]
+    assert [line.split(" | ")[:2] for line in here] == [["| S4-LegS, here", "62.00"], ["| MRConv, base, here", "62.00"]]
+    assert "| S5 | 62.15 | 89.31 | 91.40 | 88.00 | 95.33 | 98.58 | 90.10 | 96.52 | 94.53 |" in table
+    assert "| MRConv, base | 62.40 | 89.26 | 91.44 | 90.37 | 95.55 | 97.82 | 94.26 | 96.82 | 95.05 |" in table
+    assert "| MRConv, large | 62.45 | 89.42 | 91.48 | 90.55 | 96.64 | 98.65 | – | – | – |" in table
+
+
+def test_the_best_peers_are_those_quoted():
+    for task, (name, accuracy) in paper.PEERS.items():
+        column = {peer: row[paper.TASKS.index(task)] for peer, (_, row) in paper.QUOTED.items()}
+        assert column[name] == accuracy == max(value for value in column.values() if value is not None)

@@ -16,6 +16,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from mrconv.training import run
 from mrconv.training.checkpoints import AtomicIO, last_good
+from mrconv.training.metrics import SCORES
 from mrconv.training.module import NotFinite, Training, build_model
 
 from .miniature import data, listops
@@ -111,6 +112,27 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_rate_and_checkpo
         run.train(experiment, tmp_path / "run", quiet=True)
 
 
+def test_a_run_can_be_finished_where_it_stands_and_still_go_on(tmp_path, monkeypatch):
+    plain = Training.training_step
+
+    def stops(self, batch, index):
+        if self.global_step == 6:
+            raise RuntimeError("the power is out")
+        return plain(self, batch, index)
+
+    experiment = listops(data_dir=str(tmp_path / "data"))
+    monkeypatch.setattr(Training, "training_step", stops)
+    with pytest.raises(RuntimeError, match="the power is out"):
+        run.train(experiment, tmp_path / "run", quiet=True)
+    result = run.end(tmp_path / "run")
+    assert (result["partial"], result["epochs_done"], result["best_epoch"]) == (True, 1, 1)
+    assert result["environment"]["torch"] == torch.__version__
+    monkeypatch.setattr(Training, "training_step", plain)
+    whole = run.train(experiment, tmp_path / "run", quiet=True)
+    assert (whole["partial"], whole["epochs_done"]) == (False, 3)
+    assert whole["accuracy"] == run.train(experiment, tmp_path / "unbroken", quiet=True)["accuracy"]
+
+
 def test_a_folder_with_another_run_is_refused(tmp_path):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=1)
     run.train(experiment, tmp_path / "run", quiet=True)
@@ -166,5 +188,6 @@ def test_compiling_or_not_does_not_change_checkpoints(tmp_path):
     states = []
     for compile_ in (False, True):
         experiment = listops(compile=compile_)
-        states.append(set(Training(experiment, build_model(experiment, tiny), 2, 5, ["val"]).state_dict()))
+        training = Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val"])
+        states.append(set(training.state_dict()))
     assert states[0] == states[1]

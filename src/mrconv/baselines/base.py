@@ -15,16 +15,16 @@ from torch.nn import functional as F
 from .. import ops
 from ..kernels import resampled
 from ..registry import Registry
+from ..states import MixerState
+from ..streaming import Streams, made
 from ..validation import check_input, check_lengths, check_positive_int, padding_mask
 
-State = tuple[Tensor, ...]
-"""Of a recurrence: the state itself, then what was computed once for all steps."""
 
-
-class Mixer(nn.Module):
+class Mixer(Streams, nn.Module):
     """A map of sequences (B, L, d_model) -> (B, L, d_model) that can stand where `MRConv` stands in a block.
 
-    A subclass mixes in `mix`; one that is also a recurrence has `initial_state` and `advance`.
+    A subclass mixes in `mix`. One that streams as MRConv does says what it remembers in `begin`, and takes the next
+    positions in `run` or, one by one, in `advance`.
     """
 
     continuous: ClassVar[bool] = False
@@ -64,20 +64,57 @@ class Mixer(nn.Module):
         """Mix x (B, d_model, L); called with autocast off."""
         raise NotImplementedError
 
-    def initial_state(self, batch: int, rate: float | None = None) -> State:
-        """Return the state before the first step, at this rate."""
-        raise NotImplementedError(f"{type(self).__name__} is no recurrence: it has no state and no step")
+    def initial_state(
+        self,
+        batch: int,
+        *,
+        rate: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> MixerState:
+        """Return the state of `batch` sequences before their first input; its dtypes are those it computes in."""
+        self._check_streams()
+        check_positive_int(batch=batch)
+        if dtype is not None:
+            raise ValueError(f"dtype={dtype}: the state of {type(self).__name__} has the dtypes that it computes in")
+        rate = self._checked(rate)
+        with torch.inference_mode(False), torch.no_grad():
+            state = self.begin(batch, rate)
+        made(self, rate, type(self).constants, fresh=True)
+        return state if device is None else state.to(device)
 
-    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
-        """Take u (B, d_model) of one position in; return the output and the next state."""
-        raise NotImplementedError(f"{type(self).__name__} is no recurrence: it has no state and no step")
+    @torch.no_grad()
+    def stream(self, u: Tensor, state: MixerState) -> tuple[Tensor, MixerState]:
+        """Take the next positions u (B, T, d_model); return their outputs, as `forward`'s, and the state after them.
 
-    def step(self, u: Tensor, state: State, gelu: bool = False) -> tuple[Tensor, State]:
-        """Take u (B, d_model) of one position in; return that position's output, as `forward` would, and the state."""
+        The state is written to and returned; there are no gradients.
+        """
+        self._check_streams()
+        check_input(u, self.d_model)
+        return self.run(u, state).to(u.dtype), state
+
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return the state before the first input, zero wherever it holds numbers."""
+        raise ValueError(f"{type(self).__name__} is no recurrence: it has no state and cannot stream")
+
+    def constants(self, rate: float) -> Any:
+        """Return what all steps at a rate share."""
+
+    def run(self, u: Tensor, state: MixerState) -> Tensor:
+        """Take u (B, T, d_model) in, one position after the other."""
+        constants, outputs = made(self, state.rate, type(self).constants), []
+        for x in u.unbind(1):
+            y, state.memory = self.advance(x, state.memory, constants)
+            outputs.append(y)
+        return torch.stack(outputs, 1)
+
+    def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
+        """Take u (B, d_model) of one position in; return its output and what is remembered from then on."""
+        raise NotImplementedError
+
+    def _check_streams(self) -> None:
         if self.bidirectional:
-            raise ValueError("bidirectional=True has no step: an output needs the inputs after it")
-        y, state = self.advance(u, state)
-        return F.gelu(y) if gelu else y, state
+            raise ValueError("bidirectional=True cannot stream: an output needs the inputs after it")
 
     def extra_repr(self) -> str:
         """Return what `print` shows of the mixer."""
@@ -162,17 +199,29 @@ def make_mixer(
     Of `layer`, the block's options of `MRConv`, one with an MRConv inside takes all, any other `bidirectional` only.
     """
     cls = mixer_class(name)
-    known = inspect.signature(cls).parameters
+    known = option_names(cls)
     if "layer" in known:
         given = dict(layer)
-    elif "bidirectional" in known or "factory" in known:
+    elif "bidirectional" in known:
         given = {"bidirectional": layer.get("bidirectional", False)}
     elif layer.get("bidirectional", False):
         raise ValueError(f"{name} runs forwards only: bidirectional must be false")
     else:
         given = {}
     for option in options:
-        if option not in known and not {"layer", "factory"} & set(known):
+        if option not in known and "layer" not in known:
             near = difflib.get_close_matches(option, known, 1)
             raise ValueError(f"{name} has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return cls(d_model, l_max, **(given | dict(options)), **factory)
+
+
+def option_names(cls: type[nn.Module]) -> set[str]:
+    """Return the names of a class's keywords and, where it passes others on, those of the classes above it."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters
+            found |= set(parameters)
+            if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+                break
+    return found

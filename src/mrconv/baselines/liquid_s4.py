@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import compute_dtype
+from ..states import MixerState
 from ..validation import check_positive_int
-from .base import State, as_complex, register_mixer
+from .base import as_complex, register_mixer
 from .s4 import S4, inner
 
 
@@ -32,7 +33,7 @@ class LiquidS4(S4):
     """
 
     def __init__(self, d_model: int, l_max: int, *, degree: int = 2, n_ssm: int | None = None, **options: Any) -> None:
-        super().__init__(d_model, l_max, n_ssm=d_model if n_ssm is None else n_ssm, **options)
+        super().__init__(d_model, l_max, n_ssm=n_ssm, **options)
         check_positive_int(degree=degree)
         self.degree = degree
 
@@ -63,20 +64,22 @@ class LiquidS4(S4):
         b, p = dt * B / (1 - dt / 2 * A), P / (1 - dt / 2 * A)
         return b - p * (dt / 2 * inner(P, b) / (1 + dt / 2 * inner(P, p)))
 
-    def initial_state(self, batch: int, rate: float | None = None) -> State:
-        """Return S4's state with the gains and the last inputs, (B, d_model, degree - 1)."""
-        state = super().initial_state(batch, rate)
-        past = state[2].new_zeros(batch, self.d_model, self.degree - 1)
-        return *state, self.gains(self._checked(rate))[:, 0], past
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return S4's state with the last inputs, (B, d_model, degree - 1)."""
+        (x,) = super().begin(batch, rate).memory
+        return MixerState(rate, [x, x.new_zeros(batch, self.d_model, self.degree - 1)])
 
-    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+    def constants(self, rate: float) -> tuple[Tensor, ...]:
+        """Return the gains, then S4's."""
+        return self.gains(rate)[:, 0].T, *super().constants(rate)
+
+    def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
         """Take S4's step, and add the products with the inputs before."""
-        *s4, gains, past = state
-        y, s4_state = super().advance(u, tuple(s4))
+        (x, past), (gains, *rest) = memory, constants
+        y, memory = super().advance(u, [x], rest)
         products = u[..., None] * past.cumprod(-1)  # (B, d_model, degree - 1)
-        y = y + (products * gains.T).sum(-1).to(y.dtype)
-        past = torch.cat([u[..., None], past], -1)[..., : self.degree - 1]
-        return y, (*s4_state, gains, past)
+        past = torch.cat([u[..., None].to(past), past], -1)[..., : self.degree - 1]
+        return y + (products * gains).sum(-1), [*memory, past]
 
 
 def shift(x: Tensor, by: int) -> Tensor:

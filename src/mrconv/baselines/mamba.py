@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..states import MixerState
 from ..validation import check_positive_int
-from .base import State, register_mixer, wide
+from .base import register_mixer, wide
 from .transformer import ProjectedMixer
 
 
@@ -86,20 +87,19 @@ class Mamba(ProjectedMixer):
         """Return the output for the scan's."""
         return self.out(y.to(z.dtype) * F.silu(z))
 
-    def initial_state(self, batch: int, rate: float | None = None) -> State:
+    def begin(self, batch: int, rate: float) -> MixerState:
         """Return zeros: the inputs of the short convolution, (B, d_conv - 1, E), and h, (B, E, N)."""
-        self._checked(rate)
         past = self.into.weight.new_zeros(batch, self.conv.kernel_size[0] - 1, self.conv.in_channels)
-        return past, wide(self.A_log).new_zeros(batch, *self.A_log.shape)
+        return MixerState(rate, [past, wide(self.A_log).new_zeros(batch, *self.A_log.shape)])
 
-    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+    def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
         """Advance the convolution and the recurrence by one position."""
-        past, h = state
+        past, h = memory
         x, z = self.into(u).chunk(2, -1)
         window = torch.cat([past, x[:, None]], 1)
         x = F.silu(F.conv1d(window.mT, self.conv.weight, self.conv.bias, groups=window.shape[2])[..., 0])
         y, h = selective_step(x, h, *self.selected(x))
-        return self.gate(y, z).to(u.dtype), (window[:, 1:], h)
+        return self.gate(y, z), [window[:, 1:], h]
 
 
 def short_conv(x: Tensor, conv: nn.Conv1d, lead: int = 0) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
+from ..states import Cache, MixerState
 from ..validation import check_choice, check_positive_int
 from .base import register_mixer, wide
 from .transformer import ProjectedMixer, key_mask
@@ -123,11 +125,35 @@ class GatedAttention(nn.Module):
 
     def forward(self, x: Tensor, averaged: Tensor, lengths: Tensor | None) -> Tensor:
         """Attend within x; keys from `lengths` (B,) on are not seen."""
+        return self.gated(x, averaged, lambda q, k, v: self.attend(q, k, v, lengths))
+
+    def gated(self, x: Tensor, averaged: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Return y for queries, keys and values that `attend` makes o of."""
         z, gamma, phi, h = self.gates(averaged).split(self.sizes, -1)
         q, k = (F.silu(z) * kappa + mu for kappa, mu in zip(self.kappa, self.mu, strict=True))
-        o = self.attend(q, k, F.silu(self.value(x)), lengths)
+        o = attend(q, k, F.silu(self.value(x)))
         h = F.silu(h + self.back(F.silu(gamma) * o))
         return x + phi.sigmoid() * (h - x)
+
+    def cache(self, batch: int) -> Cache:
+        """Return an empty cache."""
+        d_attention, d_value, *_ = self.sizes
+        return Cache.empty(*(self.kappa.new_empty(batch, 0, size) for size in (d_attention, d_value)))
+
+    def stream(self, x: Tensor, averaged: Tensor, cache: Cache) -> Tensor:
+        """Attend to the positions so far, of one's own chunk only if there are chunks."""
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            new = cache.places(q.shape[1])
+            keys, values, place = cache.extend(k, v, new, self.chunk)
+            age = new[..., None] - place[:, None]  # (B, T, n)
+            seen = (place > 0)[:, None] & (age >= 0)
+            if self.chunk is not None:
+                seen &= age <= ((new - 1) % self.chunk)[..., None]
+            bias = self.distance[age.clamp(0, self.span - 1)]
+            return self.weighted(q, keys.to(q.dtype), values.to(v.dtype), bias, seen)
+
+        return self.gated(x, averaged, attend)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         """Return o (B, L, d_value), one chunk after the other filled up with padding."""
@@ -144,12 +170,14 @@ class GatedAttention(nn.Module):
             seen = torch.ones(1, c, dtype=torch.bool, device=q.device)
         t = torch.arange(c, device=q.device)
         bias = self.distance[(t[:, None] - t).clamp(-self.ahead, self.span - 1) + self.ahead]  # (c, c)
+        return self.weighted(q, k, v, bias, seen).flatten(1, 2)[:, :L]
+
+    def weighted(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+        """Return f(q k^T / tau + bias) v over the keys that are seen."""
         if self.attention == "softmax":
-            o = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype).masked_fill(~seen, -math.inf))
-        else:
-            scores = q @ k.transpose(-1, -2) / seen.sum(-1, keepdim=True) + bias
-            o = laplace(scores).masked_fill(~seen, 0).to(v.dtype) @ v
-        return o.flatten(1, 2)[:, :L]
+            return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype).masked_fill(~seen, -math.inf))
+        scores = q @ k.transpose(-1, -2) / seen.sum(-1, keepdim=True) + bias
+        return laplace(scores).masked_fill(~seen, 0).to(v.dtype) @ v
 
 
 def laplace(scores: Tensor) -> Tensor:
@@ -174,19 +202,38 @@ class Mega(ProjectedMixer):
         l_max: int,
         *,
         d_ema: int = 16,
+        d_attention: int = 64,
+        d_value: int | None = None,
+        attention: str = "softmax",
+        chunk: int | None = None,
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Any,
     ) -> None:
         super().__init__(d_model, l_max, bidirectional)
         shared: dict[str, Any] = {"bidirectional": self.bidirectional, "device": device, "dtype": dtype}
+        own: dict[str, Any] = {"d_attention": d_attention, "d_value": d_value, "attention": attention, "chunk": chunk}
         self.ema = EMA(d_model, d_ema, **shared)
-        self.gated = GatedAttention(d_model, l_max, **options, **shared)
+        self.gated = GatedAttention(d_model, l_max, **own, **shared)
 
     def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Average and attend."""
         return self.gated(u, F.silu(self.ema(u)), lengths)
+
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return h = 0, (B, d_model, d_ema), and an empty cache."""
+        h = wide(self.ema.eta).new_zeros(batch, *self.ema.eta.shape[1:])
+        return MixerState(rate, [h], self.gated.cache(batch))
+
+    def run(self, u: Tensor, state: MixerState) -> Tensor:
+        """Average by the recurrence, and attend."""
+        assert state.cache is not None
+        (h,), outputs = state.memory, []
+        for x in u.unbind(1):
+            y, h = self.ema.ema_step(x, h)
+            outputs.append(y + self.ema.omega * x)
+        state.memory = [h]
+        return self.gated.stream(u, F.silu(torch.stack(outputs, 1)).to(u.dtype), state.cache)
 
 
 @register_mixer("mega-chunk")

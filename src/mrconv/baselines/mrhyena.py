@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..layer import MRConv
+from ..states import MixerState
 from ..validation import check_positive_int, padding_mask
 from .base import register_mixer
 from .mamba import short_conv
@@ -33,6 +35,10 @@ class WithMRConv(ProjectedMixer):
         if layer.get("heads", 1) != 1:
             raise ValueError(f"heads must be 1 in a mixer that gates channel by channel; got {layer['heads']!r}")
         self.conv = MRConv(d_model, l_max, bidirectional=self.bidirectional, device=device, dtype=dtype, **layer)
+
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return the state of the MRConv."""
+        return MixerState(rate, [], conv=self.conv.initial_state(batch, rate=rate))
 
     def _checked(self, rate: float | None) -> float:
         return self.conv._checked(rate)
@@ -74,6 +80,22 @@ class MRHyena(WithMRConv):
             x = x.masked_fill(~padding_mask(lengths, x), 0)
         x1, x2, v = short_conv(x, self.short, self._lead).chunk(3, -1)
         return self.out(x2 * self.conv(x1 * v, lengths, rate))
+
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return the last inputs of the short convolution, (B, d_conv - 1, 3 d_model), and the state of the MRConv."""
+        state = super().begin(batch, rate)
+        past = self.short.weight.new_zeros(batch, self.short.kernel_size[0] - 1, self.short.in_channels)
+        return dataclasses.replace(state, memory=[past])
+
+    def run(self, u: Tensor, state: MixerState) -> Tensor:
+        """Gate, convolve, gate."""
+        assert state.conv is not None
+        x = self.into(u)
+        x = torch.cat([state.memory[0].to(x.dtype), x], 1)
+        state.memory = [x[:, u.shape[1] :]]
+        x1, x2, v = self.short(x.mT).mT.chunk(3, -1)
+        y, _ = self.conv.stream(x1 * v, state.conv)
+        return self.out(x2 * y)
 
     @property
     def _lead(self) -> int:
@@ -120,3 +142,14 @@ class MRConvAttention(WithMRConv):
     def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Convolve and attend."""
         return self.gated(u, F.silu(self.conv(u, lengths, rate)), lengths)
+
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return the state of the MRConv and an empty cache."""
+        return dataclasses.replace(super().begin(batch, rate), cache=self.gated.cache(batch))
+
+    def run(self, u: Tensor, state: MixerState) -> Tensor:
+        """Convolve and attend."""
+        assert state.conv is not None
+        assert state.cache is not None
+        y, _ = self.conv.stream(u, state.conv)
+        return self.gated.stream(u, F.silu(y), state.cache)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import State, as_complex, parameter, register_mixer
+from .base import as_complex, parameter, register_mixer
 from .s4d import S4D, legs_normal_part
 
 
@@ -77,20 +77,19 @@ class S4(S4D):
         power = torch.linalg.matrix_power(self.dense(rate)[0], length)
         return C - (with_conjugates(C)[..., None, :] @ power)[..., 0, : self.d_state // 2]
 
-    def initial_state(self, batch: int, rate: float | None = None) -> State:
-        """Return x = 0, (B, d_model, N/2), with C and the step sizes."""
-        C = self.output()
-        return C.new_zeros(batch, *C.shape[1:]), C, self.dt(self._checked(rate))
+    def constants(self, rate: float) -> tuple[Tensor, ...]:
+        """Return C, the step sizes, Lambda, P and B."""
+        return self.output(), self.dt(rate), *self.system()
 
-    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+    def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
         """(I - dt A/2) x <- (I + dt A/2) x + dt B u in O(N): A is diagonal but for one rank."""
-        x, C, dt = state
-        A, P, B = self.system()
+        C, dt, A, P, B = constants
+        x = torch.view_as_complex(memory[0])
         x = x + dt / 2 * (A * x - P * inner(P, x)) + dt * B * u[..., None]
         x, p = x / (1 - dt / 2 * A), P / (1 - dt / 2 * A)
         x = x - p * (dt / 2 * inner(P, x) / (1 + dt / 2 * inner(P, p)))
         y = inner(C[0].conj(), x)[..., 0]
-        return (y + self.D * u).to(u.dtype), (x, C, dt)
+        return y + self.D * u, [torch.view_as_real(x)]
 
 
 def cauchy(v: Tensor, mu: Tensor, z: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..states import MixerState
 from ..validation import check_choice, check_positive_int
-from .base import LongConvolution, State, as_complex, normal, parameter, register_mixer, wide
+from .base import LongConvolution, as_complex, normal, parameter, register_mixer, wide
 
 
 @register_mixer("s4d")
@@ -25,7 +26,7 @@ class S4D(LongConvolution):
         d_state: N; the state is N/2 complex numbers, whose conjugates make up the other half.
         init: of A: "legs" (normal part of HiPPO-LegS), "lin" (-1/2 + i pi n) or "inv".
         discretization: "zoh" or "bilinear".
-        n_ssm: how many different A and B; channel d has number d // (d_model // n_ssm).
+        n_ssm: how many different A and B; channel d has number d // (d_model // n_ssm). None: one per channel.
         dt_min, dt_max: range of the step sizes, drawn log-uniformly.
         bidirectional: a second C, with which the same states run backwards.
     """
@@ -42,7 +43,7 @@ class S4D(LongConvolution):
         d_state: int = 64,
         init: str = "legs",
         discretization: str = "zoh",
-        n_ssm: int = 1,
+        n_ssm: int | None = 1,
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         bidirectional: bool = False,
@@ -52,6 +53,7 @@ class S4D(LongConvolution):
         factory: Any = {"device": device, "dtype": dtype}
         super().__init__(d_model, l_max, bidirectional, **factory)
         check_choice("discretization", discretization, ("zoh", "bilinear"))
+        n_ssm = d_model if n_ssm is None else n_ssm
         check_positive_int(n_ssm=n_ssm)
         if d_model % n_ssm:
             raise ValueError(f"n_ssm must divide d_model = {d_model}; got {n_ssm}")
@@ -81,17 +83,21 @@ class S4D(LongConvolution):
         log_a, B = self.discretized(rate)
         return vandermonde(as_complex(self.C) * B, log_a, length)
 
-    def initial_state(self, batch: int, rate: float | None = None) -> State:
-        """Return x = 0, (B, d_model, N/2), with Abar and Bbar."""
-        log_a, B = self.discretized(self._checked(rate))
-        return B.new_zeros(batch, *B.shape), log_a.exp(), B
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return x = 0, (B, d_model, N/2, 2), as pairs of real numbers."""
+        return MixerState(rate, [wide(self.C).new_zeros(batch, *self.C.shape[1:])])
 
-    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+    def constants(self, rate: float) -> tuple[Tensor, ...]:
+        """Return Abar and Bbar."""
+        log_a, B = self.discretized(rate)
+        return log_a.exp(), B
+
+    def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
         """x <- Abar x + Bbar u, y = 2 Re(C x) + D u."""
-        x, A, B = state
-        x = A * x + B * u[..., None]
+        A, B = constants
+        x = A * torch.view_as_complex(memory[0]) + B * u[..., None]
         y = 2 * (as_complex(self.C)[0] * x).sum(-1).real
-        return (y + self.D * u).to(u.dtype), (x, A, B)
+        return y + self.D * u, [torch.view_as_real(x)]
 
     def _per_channel(self, x: Tensor) -> Tensor:
         return x.repeat_interleave(self.d_model // self.n_ssm, 0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import compute_dtype
+from ..states import MixerState
 from ..validation import check_choice, check_positive_int
-from .base import Mixer, State, as_complex, normal, parameter, register_mixer, wide
+from .base import Mixer, as_complex, normal, parameter, register_mixer, wide
 from .s4d import check_even, discretize, legs_normal_part, log_uniform
 
 
@@ -81,16 +84,19 @@ class S5(Mixer):
         y = y.transpose(1, 2).to(x.dtype)
         return F.gelu(y) if gelu else y
 
-    def initial_state(self, batch: int, rate: float | None = None) -> State:
-        """Return x = 0, (B, N/2), with Abar and Bbar."""
-        A, B = self.discretized(self._checked(rate))
-        return A.new_zeros(batch, *A.shape), A, B
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return x = 0, (B, N/2, 2), as pairs of real numbers."""
+        return MixerState(rate, [wide(self.C).new_zeros(batch, self.d_state // 2, 2)])
 
-    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+    def constants(self, rate: float) -> tuple[Tensor, ...]:
+        """Return Abar and Bbar."""
+        return self.discretized(rate)
+
+    def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
         """x <- Abar x + Bbar u, y = 2 Re(C x) + D u."""
-        x, A, B = state
-        x = A * x + u.to(B.dtype) @ B.T
-        return (self._read(x, 0) + self.D * u).to(u.dtype), (x, A, B)
+        A, B = constants
+        x = A * torch.view_as_complex(memory[0]) + u.to(B.dtype) @ B.T
+        return self._read(x, 0) + self.D * u, [torch.view_as_real(x)]
 
     def _read(self, states: Tensor, direction: int) -> Tensor:
         C = as_complex(self.C[direction])

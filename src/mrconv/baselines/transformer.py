@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops import compute_dtype
+from ..states import Cache, MixerState
 from ..validation import check_choice, check_input, check_lengths, check_positive_int, padding_mask
-from .base import Mixer, State, register_mixer
+from .base import Mixer, register_mixer
 
 
 class ProjectedMixer(Mixer):
@@ -76,40 +77,49 @@ class Attention(ProjectedMixer):
 
     def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Attend; padding needs a mask only where a query could look ahead at it."""
-        q, k, v = self.project(u, 0)
+        q, k, v = self.project(self.placed(u, torch.arange(u.shape[1], device=u.device)), 0)
         mask = None
         if self.bidirectional and lengths is not None:
             mask = key_mask(lengths.to(u.device), u.shape[1])[:, None, None]
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not self.bidirectional)
         return self.out(y.transpose(1, 2).flatten(2))
 
+    def placed(self, u: Tensor, positions: Tensor) -> Tensor:
+        """Return u (B, L, d_model) with the embedding of learned positions (L,) or (B, L)."""
+        if self.embedding is None:
+            return u
+        end = int(positions.max()) + 1
+        if end > self.l_max:
+            raise ValueError(
+                f"u reaches position {end} and learned positions end at l_max = {self.l_max}: "
+                "raise l_max or use positions='rotary'"
+            )
+        return u + self.embedding[positions]
+
     def project(self, u: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (B, n_heads, L, E) of u (B, L, d_model), whose first position is `start`."""
-        if self.embedding is not None:
-            end = start + u.shape[1]
-            if end > self.l_max:
-                raise ValueError(
-                    f"u reaches position {end} and learned positions end at l_max = {self.l_max}: "
-                    "raise l_max or use positions='rotary'"
-                )
-            u = u + self.embedding[start:end]
+        """Return queries, keys and values (B, n_heads, L, E) of u (B, L, d_model), which begins at `start`."""
         q, k, v = self.qkv(u).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         if self.positions == "rotary":
             q, k = rotate(q, start), rotate(k, start)
         return q, k, v
 
-    def initial_state(self, batch: int, rate: float | None = None) -> State:
+    def begin(self, batch: int, rate: float) -> MixerState:
         """Return an empty cache of keys and values, (B, n_heads, 0, E) each."""
-        self._checked(rate)
-        empty = self.out.weight.new_empty(batch, self.n_heads, 0, self.d_model // self.n_heads)
-        return empty, empty
+        none = self.out.weight.new_empty(batch, self.n_heads, 0, self.d_model // self.n_heads)
+        return MixerState(rate, [], Cache.empty(none, none))
 
-    def advance(self, u: Tensor, state: State) -> tuple[Tensor, State]:
-        """Append the position's key and value to the cache and attend to all of it."""
-        q, k, v = self.project(u[:, None], state[0].shape[2])
-        keys, values = (torch.cat(pair, 2) for pair in zip(state, (k, v), strict=True))
-        y = F.scaled_dot_product_attention(q, keys, values)
-        return self.out(y.flatten(1)).to(u.dtype), (keys, values)
+    def run(self, u: Tensor, state: MixerState) -> Tensor:
+        """Append the positions' keys and values to the cache and attend to all of it."""
+        assert state.cache is not None
+        before, new = state.cache.time, state.cache.places(u.shape[1])
+        q, k, v = self.project(self.placed(u, new - 1), before)  # rotary positions count as distances only
+        keys, values, place = state.cache.extend(k, v, new)
+        if before == 0:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            seen = (place > 0)[:, None] & (place[:, None] <= new[..., None])  # (B, T, n)
+            y = F.scaled_dot_product_attention(q, keys.to(q.dtype), values.to(q.dtype), seen[:, None])
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:

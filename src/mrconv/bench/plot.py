@@ -11,13 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from .shapes import LENGTHS
+
 TITLES = {
     "training": "Forward and backward",
     "forward": "Forward, in training",
     "inference": "Inference, merged",
 }
+COMPARED = {"training": "forward and backward", "inference": "inference"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#555555", "#cc79a7", "#e69f00")
 MARKERS = "osD^vP"
+STYLES = ("-", "--", ":")
+OURS = {"ours": "mrconv", "merged": "mrconv, merged"}
 
 
 def plot_length(found: Mapping[str, Any], path: Path) -> None:
@@ -56,6 +61,74 @@ def plot_length(found: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def plot_compare(found: Mapping[str, Any], path: Path) -> None:
+    """Draw how fast each mixer is beside S4 at the paper's shapes, and the time of a block against length."""
+    lengths = [row for row in found["rows"] if row["shape"]["name"] in {shape.name for shape in LENGTHS}]
+    models = [row for row in found["rows"] if row not in lengths]
+    passes = {name: title for name, title in COMPARED.items() if name in found["rows"][0]}
+    columns = max(len(models), 1)
+    figure = Figure(figsize=(2.5 + 2.6 * max(columns, 3), 0.5 + 3.7 * len(passes) * bool(models) + 4.2 * bool(lengths)))
+    figure.set_layout_engine("constrained")
+    parts: Any = [figure, figure]
+    if models and lengths:
+        parts = figure.subfigures(2, 1, height_ratios=[3.7 * len(passes), 4.2])
+    if models:
+        grid = parts[0].subplots(len(passes), columns, squeeze=False, sharey="row", sharex="row")
+        for axes, name in zip(grid, passes, strict=True):
+            for each, row in zip(axes, models, strict=True):
+                _bars(each, best_times(row[name]))
+                each.set_title(f"{row['shape']['name']}, {passes[name]}", fontsize="medium")
+            axes[0].set_xlim(left=min(0.1, axes[0].get_xlim()[0]))
+        parts[0].supxlabel("speed beside S4's", fontsize="medium")
+    if lengths:
+        _sweeps(parts[1].subplots(1, len(passes), sharey=True, squeeze=False)[0], lengths, passes)
+        handles, labels = parts[1].axes[0].get_legend_handles_labels()
+        parts[1].legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
+    how = "the faster of op by op and CUDA graph" if found["device"] == "cuda" else "op by op"
+    figure.suptitle(
+        f"The same block with each mixer on {found['hardware']}, {found['dtype']}, {how}", fontsize="medium"
+    )
+    figure.savefig(path, dpi=150)
+
+
+def best_times(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the milliseconds of each contestant, NaN where it has none; ours is MRConv, merged in inference."""
+    times = {}
+    for name, result in results.items():
+        measured = [ms for ms in (result.get("ms"), result.get("graph_ms")) if ms is not None]
+        times[OURS.get(name, name)] = min(measured, default=math.nan)
+    return times
+
+
+def _bars(axes: Axes, times: Mapping[str, float]) -> None:
+    names = list(times)[::-1]
+    speeds = [times["s4"] / times[name] for name in names]
+    axes.barh(names, speeds, color=[COLOURS[0] if name in OURS.values() else "0.65" for name in names], height=0.7)
+    for place, speed in enumerate(speeds):
+        end, text = (1.0, "–") if math.isnan(speed) else (speed, f"{speed:.2g}")
+        axes.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.axvline(1, color="0.3", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="y", labelsize=8, length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _sweeps(panels: Sequence[Axes], rows: Sequence[Mapping[str, Any]], passes: Mapping[str, str]) -> None:
+    lengths = [row["shape"]["length"] for row in rows]
+    for axes, name in zip(panels, passes, strict=True):
+        curves: dict[str, list[float]] = {}
+        for row in rows:
+            for kind, ms in best_times(row[name]).items():
+                curves.setdefault(kind.removesuffix(", merged"), []).append(ms / row["shape"]["batch"])
+        draw(axes, lengths, curves, [n * math.log2(n) for n in lengths])
+        axes.lines[0].set_linewidth(3)  # ours
+        axes.set_title(f"One block, {passes[name]}", fontsize="medium")
+        axes.set_xlabel("length L")
+    panels[0].set_ylabel("time per sequence, ms")
+
+
 def curve(rows: Sequence[Mapping[str, Any]], name: str, kind: str) -> tuple[list[float], bool]:
     """Return the times of CUDA graphs if all lengths have them, else those op by op; NaN where there is none."""
     results = [row[name][kind] for row in rows]
@@ -68,7 +141,8 @@ def draw(axes: Axes, lengths: Sequence[int], curves: Mapping[str, Sequence[float
     """Draw curves and, below them all, a guide of the given form."""
     for i, (kind, values) in enumerate(curves.items()):
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        axes.plot(lengths, values, label=kind, color=colour, marker=marker, markersize=4, linewidth=1.5)
+        style = STYLES[i // len(COLOURS) % len(STYLES)]
+        axes.plot(lengths, values, style, label=kind, color=colour, marker=marker, markersize=4, linewidth=1.5)
     below = [v / g for values in curves.values() for v, g in zip(values, guide, strict=True) if v > 0]
     scale = 0.6 * min(below, default=1.0)
     axes.plot(lengths, [scale * g for g in guide], "--", color="0.6", linewidth=1.2, label="L log L")

@@ -1,4 +1,4 @@
-"""mrconv evaluate and mrconv reparameterize: what a trained model scores, and its merged form."""
+"""mrconv evaluate, finish and reparameterize: what a trained model scores, its record, and its merged form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .parser import CommandError
 
 
 def add(commands: Any) -> None:
-    """Add both parsers."""
+    """Add all parsers."""
     about = "score a run's model, at the rate it was trained at or another"
     parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + ".")
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
@@ -21,6 +21,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--branches", action="store_true", help="the model as trained; default: merged")
     parser.add_argument("--device", help="default: cuda if there is one, else cpu")
     parser.set_defaults(run=evaluate)
+    about = "end a run where it stands: score and merge its best weights and record it, as partial if it is"
+    more = " `mrconv train` can still go on with it."
+    parser = commands.add_parser("finish", help=about, description=about.capitalize() + "." + more)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    parser.set_defaults(run=finish)
     about = "merge a run's model into one kernel per layer, and check that it computes the same"
     parser = commands.add_parser("reparameterize", help=about, description=about.capitalize() + ".")
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
@@ -30,13 +35,27 @@ def add(commands: Any) -> None:
 
 
 def evaluate(given: argparse.Namespace) -> None:
-    """Print the accuracy on every evaluated split."""
+    """Print the score on every evaluated split."""
     with told():
+        from mrconv.tasks import task_class
         from mrconv.training import evaluation
+        from mrconv.training.metrics import SCORES
+        from mrconv.training.run import read_run
 
         found = evaluation.evaluate(given.folder, given.settings, merged=not given.branches, device=given.device)
-    for split, accuracy in found.items():
-        print(f"{split:5s} {accuracy:.2%}")
+        metric = SCORES[task_class(read_run(given.folder).task).metric]
+    for split, value in found.items():
+        print(f"{split:5s} {metric.text(value)}")
+
+
+def finish(given: argparse.Namespace) -> None:
+    """Score, merge, record."""
+    from .train import tell
+
+    with told():
+        from mrconv.training.run import end
+
+        tell(end(given.folder), given.folder)
 
 
 def reparameterize(given: argparse.Namespace) -> None:

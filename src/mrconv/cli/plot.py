@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 from .parser import CommandError
+
+BENCHMARKS = {"length": "time against length", "compare": "the speed of all mixers beside S4's, and against length"}
 
 
 def add(commands: Any) -> None:
@@ -15,11 +18,12 @@ def add(commands: Any) -> None:
     about = "draw recorded results"
     parser = commands.add_parser("plot", help=about, description=about.capitalize() + ".")
     figures = parser.add_subparsers(title="figures", metavar="FIGURE", required=True)
-    what = "time against length, from what `mrconv bench length --out FILE.json` recorded"
-    length = figures.add_parser("length", help=what, description=what[0].upper() + what[1:] + ".")
-    length.add_argument("file", type=Path, metavar="FILE.json")
-    length.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
-    length.set_defaults(run=run_length)
+    for name, what in BENCHMARKS.items():
+        what += f", from what `mrconv bench {name} --out FILE.json` recorded"
+        recorded = figures.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+        recorded.add_argument("file", type=Path, metavar="FILE.json")
+        recorded.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
+        recorded.set_defaults(run=run_recorded, benchmark=name)
     what = "a run's learning curves, the weights of its resolutions and its merged kernels"
     trained = figures.add_parser("run", help=what, description=what[0].upper() + what[1:] + ".")
     trained.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
@@ -44,7 +48,7 @@ def run_run(given: argparse.Namespace) -> None:
         raise CommandError(f"cannot draw {given.folder}: {error}") from None
 
 
-def run_length(given: argparse.Namespace) -> None:
+def run_recorded(given: argparse.Namespace) -> None:
     """Read, check, draw."""
     try:
         found = json.loads(given.file.read_text())
@@ -52,20 +56,24 @@ def run_length(given: argparse.Namespace) -> None:
         raise CommandError(f"cannot read {given.file}: {error.strerror}") from None
     except ValueError as error:
         raise CommandError(f"{given.file} is not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("benchmark") != "length":
-        raise CommandError(f"{given.file} was not recorded by `mrconv bench length`")
+    if not isinstance(found, dict) or found.get("benchmark") != given.benchmark:
+        raise CommandError(f"{given.file} was not recorded by `mrconv bench {given.benchmark}`")
     if not found["rows"]:
-        raise CommandError(f"{given.file} has no rows: the run was stopped before its first length was done")
+        raise CommandError(f"{given.file} has no rows: the run was stopped before its first {given.benchmark} was done")
+    if given.benchmark == "compare":
+        measured = [row[name] for row in found["rows"] for name in ("training", "inference") if name in row]
+        if not measured or any("s4" not in results for results in measured):
+            raise CommandError(f"{given.file} has no times of S4 in training or inference to compare with")
     out = given.out or given.file.with_suffix(".png")
     try:
-        from mrconv.bench.plot import plot_length
+        plot = importlib.import_module("mrconv.bench.plot")
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         raise CommandError("plots need matplotlib: pip install 'mrconv[plot]'") from None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        plot_length(found, out)
+        getattr(plot, f"plot_{given.benchmark}")(found, out)
     except (OSError, ValueError) as error:
         raise CommandError(f"argument --out: cannot write {out}: {error}") from None
     print(out)

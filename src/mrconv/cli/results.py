@@ -19,6 +19,8 @@ def add(commands: Any) -> None:
     what = f"looked through for result.json files; default: {default}, if there"
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=what)
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the table there too, with all columns")
+    what = "write the paper's accuracies of all models there, with those of the runs beneath"
+    parser.add_argument("--peers", type=Path, metavar="FILE.md", help=what)
     parser.set_defaults(run=run)
 
 
@@ -38,10 +40,13 @@ def run(given: argparse.Namespace) -> None:
     if not rows:
         raise CommandError(f"no {results.RESULT} under {', '.join(map(str, folders))}: no run there has ended")
     print(results.table(rows))
-    if given.markdown is not None:
+    for option, make in (("markdown", results.markdown), ("peers", results.beside_peers)):
+        path = getattr(given, option)
+        if path is None:
+            continue
         try:
-            given.markdown.parent.mkdir(parents=True, exist_ok=True)
-            given.markdown.write_text(results.markdown(rows), encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(make(rows), encoding="utf-8")
         except OSError as error:
-            raise CommandError(f"argument --markdown: cannot write {given.markdown}: {error.strerror}") from None
-        print(f"\nwritten to {given.markdown}")
+            raise CommandError(f"argument --{option}: cannot write {path}: {error.strerror}") from None
+        print(f"\nwritten to {path}")

@@ -85,15 +85,19 @@ def _job(experiment: Any, folder: Path, errors: list[Exception]) -> None:
         errors.append(error)
         return
     if result:
-        _tell(result, folder)
+        tell(result, folder)
 
 
-def _tell(result: dict[str, Any], folder: Path) -> None:
+def tell(result: dict[str, Any], folder: Path) -> None:
+    """Print a run's result."""
     from mrconv.training import paper
+    from mrconv.training.metrics import SCORES
 
-    accuracy = result["accuracy"].get("test", result["accuracy"].get("val"))
-    merged = result["merged_accuracy"].get("test", result["merged_accuracy"].get("val"))
-    print(f"\n{result['name']}: accuracy {accuracy:.2%}, merged {merged:.2%}, best epoch {result['best_epoch']}")
+    metric = SCORES[result.get("metric", "accuracy")]
+    split = "test" if "test" in result[metric.name] else "val"
+    score, merged = (metric.text(result[key][split]) for key in (metric.name, f"merged_{metric.name}"))
+    done = f" of {result['epochs_done']} done, of {result['epochs']}" if result["partial"] else ""
+    print(f"\n{result['name']}: {split} {score}, merged {merged}, best epoch {result['best_epoch']}{done}")
     known = paper.published(result["name"])
     if known is not None and known.accuracy is not None:
         print(f"the paper: {known.accuracy:.2f} %; best peer: {known.peer}, {known.peer_accuracy:.2f} %")

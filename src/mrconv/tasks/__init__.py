@@ -1,9 +1,10 @@
 """Benchmark tasks: their files as published, or generated here, as arrays ready to train on."""
 
-from . import cifar, imagenet, listops, mnist, own, pathfinder, retrieval, show, speech, text
+from . import characters, cifar, imagenet, listops, mnist, own, pathfinder, retrieval, show, speech, text
 from .base import Prepared, Split, Task, register_task, task, task_class, task_names
 from .errors import DataError, MissingData
 from .loaders import Batch, BatchLoader, ResidentLoader, data_loader
+from .windows import WindowLoader
 
 __all__ = [
     "Batch",
@@ -14,6 +15,8 @@ __all__ = [
     "ResidentLoader",
     "Split",
     "Task",
+    "WindowLoader",
+    "characters",
     "cifar",
     "data_loader",
     "imagenet",

@@ -68,7 +68,8 @@ class Prepared:
     """A task's data, ready to load.
 
     `encoder` says what rows are: "tokens" (of `vocabulary` symbols, 0 the padding), "values" (length, channels) or
-    "image" (height, width, channels). Values and images are stored as integers; a model sees x * scale + shift.
+    "image" (height, width, channels). Values and images are stored as integers; a model sees x * scale + shift. A
+    "text" is one long row of tokens, and its labels the tokens that follow: loaders make windows of it.
     """
 
     name: str
@@ -84,6 +85,15 @@ class Prepared:
     metric: str = "accuracy"
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     folder: Path | None = None
+
+    def rows(self, split: str, train: bool) -> int:
+        """Return how many rows an epoch has; of a text, windows, as many as fit behind any offset in training."""
+        stored = len(self.splits[split])
+        if self.encoder != "text":
+            return stored
+        if train:
+            return self.facts["passes"] * ((stored - self.length + 1) // self.length)
+        return -(-stored // (self.length - self.facts["context"]))
 
     def decimated(self, rate: float) -> Prepared:
         """Return the data as sampled at a lower rate: every second sample at 0.5, without a filter."""
@@ -111,6 +121,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    metric: ClassVar[str] = "accuracy"
+    """What its models are scored by: one of `mrconv.training.metrics`."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     layout: ClassVar[str] = ""
     """Where the files are looked for, and where they are to be had: the rest of the message when they are not there."""
@@ -131,7 +143,7 @@ class Task(ABC):
         known: dict[str, Any] = {name: tuple(z) if isinstance(z, list) else z for name, z in meta.items()}
         known |= splits.pop("all", {})  # scale and shift, where they are arrays
         known["splits"] = {name: Split(name, **splits[name]) for name in meta["splits"]}
-        return Prepared(name=self.name, folder=folder, **known)
+        return Prepared(name=self.name, metric=self.metric, folder=folder, **known)
 
     def check(self) -> None:  # noqa: B027
         """Refuse options that make no sense."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -114,6 +114,9 @@ class BatchLoader(ABC):
             shapes), "max" to the task's length, the same for all batches.
     """
 
+    of_texts: ClassVar[bool] = False
+    """Whether it makes windows of one long text, rather than batches of rows."""
+
     def __init__(
         self,
         data: Prepared,
@@ -129,13 +132,14 @@ class BatchLoader(ABC):
     ) -> None:
         if split not in data.splits:
             raise ValueError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}")
+        if (data.encoder == "text") != self.of_texts:
+            raise ValueError(f"{data.name} is {data.encoder}: WindowLoader is for texts, the others are for rows")
         if pad not in ("batch", "max") and (not isinstance(pad, int) or pad < 1):
             raise ValueError(f"pad must be 'batch', 'max' or a number of positions; got {pad!r}")
         self.data, self.split, self.pad = data, data.splits[split], pad
-        lengths = self.split.lengths if bucket else None
-        self.plan = Plan(
-            len(self.split), batch_size, split == "train" if train is None else train, seed, rank, world, lengths
-        )
+        lengths = self.split.lengths if bucket and self.split.offsets is not None else None
+        train = split == "train" if train is None else train
+        self.plan = Plan(data.rows(split, train), batch_size, train, seed, rank, world, lengths)
         self.epoch = self.position = 0
 
     def __len__(self) -> int:

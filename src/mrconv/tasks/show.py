@@ -24,9 +24,11 @@ def bar(part: float, width: int = WIDTH) -> str:
 
 def summary(data: Prepared) -> str:
     """Return counts, class balance and lengths, as lines of text."""
-    kind = {"tokens": f"{len(data.vocabulary)} symbols", "values": f"{data.channels} channel(s)"}.get(data.encoder, "")
+    symbols = f"{len(data.vocabulary)} symbols"
+    kind = {"tokens": symbols, "text": symbols, "values": f"{data.channels} channel(s)"}.get(data.encoder, "")
     lines = [f"{data.name}: {data.encoder}, length {data.length:,}, {kind}, {len(data.classes) or 'no'} classes", ""]
-    lines += [f"{name:8s} {len(split):>9,} examples" for name, split in data.splits.items()]
+    what = "characters" if data.encoder == "text" else "examples"
+    lines += [f"{name:8s} {len(split):>9,} {what}" for name, split in data.splits.items()]
     first = next(iter(data.splits.values()))
     if data.classes:
         lines += ["", f"classes of {first.name}"]
@@ -52,7 +54,9 @@ def histogram(lengths: np.ndarray, bins: int = 10) -> list[str]:
 
 
 def example(data: Prepared, split: Split, i: int) -> str:
-    """Return one row as text: what it says, or what it looks like."""
+    """Return one row as text: what it says, or what it looks like; of a text, a window from character i on."""
+    if data.encoder == "text":
+        return f"{split.name} {i}:\n{as_text(data, split.x[i : i + data.length])}"
     label = data.classes[int(split.y[i])] if data.classes else f"{split.y[i]}"
     head = f"{split.name} {i}: {label}"
     if data.encoder == "tokens":
@@ -101,12 +105,19 @@ def waveform(samples: np.ndarray, columns: int = 72, height: int = 9) -> str:
 
 
 def figure(data: Prepared, out: Path, count: int = 8) -> None:
-    """Draw the first examples of two classes in turn, or their lengths if they are text, into a file."""
+    """Draw the first examples of two classes in turn, or lengths of texts, or how often characters are, into a file."""
     from matplotlib.figure import Figure
 
     split = next(iter(data.splits.values()))
     picture: Any = Figure(figsize=(10, 5), layout="constrained")
-    if data.encoder == "tokens":
+    if data.encoder == "text":
+        axes = picture.subplots()
+        counts = np.bincount(split.y, minlength=len(data.vocabulary))
+        often = np.argsort(-counts, kind="stable")[:60]
+        axes.bar(range(len(often)), 100 * counts[often] / len(split), color="0.4")
+        axes.set_xticks(range(len(often)), [repr(data.vocabulary[i])[1:-1] for i in often], fontsize=8)
+        axes.set(ylabel=f"% of {split.name}", title=f"{data.name}: the most frequent of {len(data.vocabulary)}")
+    elif data.encoder == "tokens":
         axes = picture.subplots()
         for name, each in data.splits.items():
             axes.hist(each.lengths, bins=60, histtype="step", density=True, label=f"{name}, {len(each):,}")

@@ -18,6 +18,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from .metrics import Score
 from .module import NotFinite
 from .record import whole
 
@@ -49,8 +50,8 @@ class AtomicIO(CheckpointIO):
 class Checkpoints(Callback):
     """Keeps the last checkpoint, the one before it, the best by the watched score, and a table of all scores."""
 
-    def __init__(self, folder: Path, watched: str, minutes: float) -> None:
-        self.folder, self.watched, self.every = folder, watched, 60 * minutes
+    def __init__(self, folder: Path, split: str, metric: Score, minutes: float) -> None:
+        self.folder, self.watched, self.metric, self.every = folder, f"{split}/{metric.name}", metric, 60 * minutes
         self.history: list[dict[str, float]] = []
         self.best: float | None = None
         self.best_epoch = -1
@@ -67,7 +68,7 @@ class Checkpoints(Callback):
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         self.history.append({"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": lr, **found})
         score = found[self.watched]
-        better = self.best is None or score > self.best
+        better = self.best is None or self.metric.better(score, self.best)
         if better:
             self.best, self.best_epoch = score, trainer.current_epoch
         self.save(trainer)
@@ -124,7 +125,10 @@ class Checkpoints(Callback):
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take the scores; random states are set when training begins, after all that draws before it."""
-        own = checkpoint["mrconv"]
+        self.restore(checkpoint["mrconv"])
+
+    def restore(self, own: dict[str, Any]) -> None:
+        """Take what a checkpoint keeps of a run."""
         self.best, self.best_epoch, self.random = own["best"], own["best_epoch"], own["random"]
         self.history, self.before = own["history"], own["seconds"]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, data_loader, task
+from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
 from mrconv.tasks.base import Count, nothing
 
 from .config import Experiment
@@ -35,6 +34,17 @@ def prepare(experiment: Experiment, progress: Count = nothing) -> Prepared:
     return data if experiment.rate == 1 else data.decimated(experiment.rate)
 
 
+def make_loader(
+    data: Prepared, split: str, batch_size: int, device: torch.device | None, workers: int = 0, **options: Any
+) -> BatchLoader:
+    """Return a loader that holds the split on a device, or reads it from disk if that is None; a text is held."""
+    if data.encoder == "text":
+        return WindowLoader(data, split, batch_size, device=device or "cpu", **options)
+    if device is not None:
+        return ResidentLoader(data, split, batch_size, device=device, **options)
+    return data_loader(data, split, batch_size, workers=workers, **options)
+
+
 class TaskData(pl.LightningDataModule):
     """Loaders for training, validation and test; without a validation split, test is what is watched."""
 
@@ -50,7 +60,7 @@ class TaskData(pl.LightningDataModule):
 
     def steps_per_epoch(self, world: int) -> int:
         """Return how many batches of training an epoch has."""
-        n = len(self.data.splits["train"]) // (self.experiment.batch_size * world)
+        n = self.data.rows("train", True) // (self.experiment.batch_size * world)
         return min(n, self.experiment.limit_train or n)
 
     def loader(self, split: str, train: bool, device: torch.device, rank: int = 0, world: int = 1) -> BatchLoader:
@@ -58,13 +68,12 @@ class TaskData(pl.LightningDataModule):
         e, key = self.experiment, f"{split}, {train}"
         if key not in self.loaders:
             options: dict[str, Any] = {"seed": e.seed, "rank": rank, "world": world, "pad": e.pad, "train": train}
-            make: Callable[..., BatchLoader] = data_loader
-            if e.loader == "resident" or (e.loader == "auto" and self._fits(split, device)):
-                make, options["device"] = ResidentLoader, device
-            else:
+            resident = e.loader == "resident" or (e.loader == "auto" and self._fits(split, device))
+            if not resident and self.data.encoder != "text":
                 options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
             size = e.batch_size if train else EVALUATED * e.batch_size
-            self.loaders[key] = make(self.data, split, size, bucket=e.bucket or not train, **options)
+            place = device if resident else None
+            self.loaders[key] = make_loader(self.data, split, size, place, bucket=e.bucket or not train, **options)
         return self.loaders[key]
 
     def _fits(self, split: str, device: torch.device) -> bool:

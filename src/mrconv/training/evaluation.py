@@ -16,8 +16,8 @@ from mrconv import MRConv, reparameterize
 from .compose import composed, spelled_out
 from .config import Experiment
 from .data import prepare
-from .record import saved_model
-from .run import MERGED, MODEL, read_run, score
+from .record import read_json, saved_model
+from .run import INPUTS, MERGED, MODEL, read_run, score
 
 CHANGEABLE = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
@@ -42,7 +42,7 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 def evaluate(
     folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
 ) -> dict[str, float]:
-    """Return a run's accuracy by split; at another rate, the model is sampled anew and merged there.
+    """Return a run's score by split; at another rate, the model is sampled anew and merged there.
 
     A run whose merged model was left out, which can be many times larger than the trained one, is merged again.
     """
@@ -50,6 +50,8 @@ def evaluate(
     experiment = with_settings(trained, settings)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data = prepare(experiment)
+    if data.vocabulary:
+        check_vocabulary(folder / MODEL / INPUTS, data.vocabulary)
     rate = experiment.rate / trained.rate
     if rate == 1 and merged and (folder / MERGED).exists():
         model = saved_model(folder / MERGED)
@@ -58,6 +60,13 @@ def evaluate(
         if merged:
             reparameterize(model, rate)
     return score(model.to(place), data, experiment, place, None if merged else rate)
+
+
+def check_vocabulary(path: Path, vocabulary: Sequence[str]) -> None:
+    """Refuse data whose symbols have other numbers than those that a model was trained with."""
+    known = read_json(path).get("vocabulary") if path.exists() else list(vocabulary)
+    if known != list(vocabulary):
+        raise ValueError(f"the data has {len(vocabulary)} symbols, other ones than {path}, which the model knows")
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:

@@ -19,6 +19,7 @@ from torch import nn
 from mrconv import MRConv
 from mrconv.bench.plot import COLOURS
 
+from .metrics import SCORES
 from .paper import published
 from .record import read_json, saved_model
 
@@ -78,20 +79,21 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def learning_curves(folder: Path, out: Path) -> None:
-    """Draw loss and accuracy per epoch, with the epoch that was kept and the paper's accuracy where known."""
+    """Draw loss and score per epoch, with the epoch that was kept and the paper's accuracy where known."""
     metrics = read_metrics(folder / METRICS)
     result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
     figure = Figure(figsize=(9, 3.6), layout=ConstrainedLayoutEngine(wspace=0.05))
-    losses, accuracies = figure.subplots(1, 2, sharex=True)
+    losses, scores = figure.subplots(1, 2, sharex=True)
+    metric = SCORES[result.get("metric") or ("bits" if any(key.endswith("/bits") for key in metrics) else "accuracy")]
     shown: dict[str, Any] = {}  # the legend
     for name, colour in SPLITS.items():
-        for axes, kind, scale in ((losses, "loss", 1), (accuracies, "accuracy", 100)):
+        for axes, kind, scale in ((losses, "loss", 1.0), (scores, metric.name, metric.scale)):
             if f"{name}/{kind}" in metrics:
                 epochs, values = metrics[f"{name}/{kind}"]
                 look: dict[str, Any] = {"color": colour, "marker": "o" if len(epochs) < 25 else "", "markersize": 3.5}
                 (shown[name],) = axes.plot(epochs, [scale * v for v in values], linewidth=1.5, label=name, **look)
-    shown |= _marks(accuracies, metrics, result)
-    for axes, label in ((losses, "cross-entropy, nats"), (accuracies, "accuracy, %")):
+    shown |= _marks(scores, metrics, result, metric.scale)
+    for axes, label in ((losses, "cross-entropy, nats"), (scores, metric.label)):
         axes.set_xlabel("epoch")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -103,13 +105,15 @@ def learning_curves(folder: Path, out: Path) -> None:
     figure.savefig(out, dpi=150)
 
 
-def _marks(axes: Axes, metrics: dict[str, tuple[list[int], list[float]]], result: dict[str, Any]) -> dict[str, Any]:
+def _marks(
+    axes: Axes, metrics: dict[str, tuple[list[int], list[float]]], result: dict[str, Any], scale: float
+) -> dict[str, Any]:
     """Mark the epoch that was kept and the paper's accuracy; return both by their labels."""
     shown: dict[str, Any] = {}
     epochs, values = metrics.get(result.get("watched", ""), ([], []))
     epoch = result.get("best_epoch")
     if epoch in epochs:
-        label, best = f"kept: epoch {epoch}", 100 * values[epochs.index(epoch)]
+        label, best = f"kept: epoch {epoch}", scale * values[epochs.index(epoch)]
         ring: dict[str, Any] = {
             "markersize": 9,
             "markerfacecolor": "none",

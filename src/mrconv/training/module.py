@@ -12,13 +12,13 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy
 
-from mrconv import SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
+from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.tasks import Batch, Prepared
 
 from .config import Experiment
 from .graphs import GraphedStep
+from .metrics import Score
 from .schedule import cosine_with_warmup
 
 CHECK_EVERY = 100  # steps between looks at the loss, each of which waits for the device
@@ -31,12 +31,15 @@ class NotFinite(RuntimeError):
 def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
     """Return the experiment's model for a task's data."""
     e = experiment
-    if data.encoder not in ("tokens", "values") or not data.classes:
-        raise ValueError(f"{data.name} is not a task of classifying sequences")
-    cls = TwoTowerClassifier if data.pair else SequenceClassifier
-    inputs: dict[str, Any] = (
-        {"vocab_size": len(data.vocabulary)} if data.encoder == "tokens" else {"d_input": data.channels}
+    if data.encoder not in ("tokens", "values", "text") or bool(data.classes) == (data.encoder == "text"):
+        raise ValueError(f"{data.name} is not a task of classifying sequences or of predicting text")
+    options: dict[str, Any] = (
+        {"d_input": data.channels} if data.encoder == "values" else {"vocab_size": len(data.vocabulary)}
     )
+    cls: type[nn.Module] = LanguageModel
+    if data.classes:
+        cls = TwoTowerClassifier if data.pair else SequenceClassifier
+        options |= {"n_classes": len(data.classes), "pool": e.pool}
     return cls(
         d_model=e.d_model,
         l_max=data.length,
@@ -56,9 +59,7 @@ def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
         block_norm=e.block_norm,
         prenorm=e.prenorm,
         mask_padding=e.mask_padding,
-        n_classes=len(data.classes),
-        pool=e.pool,
-        **inputs,
+        **options,
     )
 
 
@@ -69,8 +70,13 @@ def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
     return model(batch.x, batch.x2, batch.lengths, batch.lengths2, rate=rate)
 
 
+def cross_entropy(found: Tensor, y: Tensor) -> Tensor:
+    """Return the mean over all labels y (...) that are not ignored, for logits (..., classes)."""
+    return F.cross_entropy(found.float().flatten(0, -2), y.flatten())
+
+
 class Training(pl.LightningModule):
-    """Classification by cross-entropy."""
+    """Training by cross-entropy, of a class for every example or of every next token."""
 
     run_model: nn.Module
 
@@ -78,7 +84,7 @@ class Training(pl.LightningModule):
         self,
         experiment: Experiment,
         model: nn.Module,
-        classes: int,
+        metric: Score,
         steps_per_epoch: int,
         evaluated: Sequence[str],
         few_shapes: bool = True,
@@ -92,7 +98,7 @@ class Training(pl.LightningModule):
         self.automatic_optimization = False  # a graph holds forward and backward
         self.graphed: GraphedStep | None = None
         self.merged: list[nn.Module] = []  # while validating; a list, so that it is no part of this module
-        self.scores = nn.ModuleDict({name: Scores(classes) for name in ("fitted", *evaluated)})
+        self.scores = nn.ModuleDict({name: Scores(metric) for name in ("fitted", *evaluated)})
         self.recent: list[Tensor] = []
         self.recent_from = 1
 
@@ -128,7 +134,7 @@ class Training(pl.LightningModule):
     def pass_through(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Go forward and back; return the loss and the logits."""
         found = logits(self.run_model, batch)
-        loss = F.cross_entropy(found.float(), batch.y)
+        loss = cross_entropy(found, batch.y)
         with torch.autocast(self.device.type, enabled=False):
             self.manual_backward(loss)
         return loss.detach(), found.detach()
@@ -154,7 +160,7 @@ class Training(pl.LightningModule):
             alone = self.trainer.world_size == 1  # else parameters may be in pieces
             self.merged.append(reparameterize(copy.deepcopy(self.model)) if alone else self.model)
         found = logits(self.merged[0], batch)
-        self._scores(self.evaluated[dataloader_idx]).add(found, batch.y, F.cross_entropy(found.float(), batch.y))
+        self._scores(self.evaluated[dataloader_idx]).add(found, batch.y, cross_entropy(found, batch.y))
 
     def on_validation_epoch_end(self) -> None:
         """Log all of them, and the training that went before."""
@@ -181,35 +187,36 @@ class Training(pl.LightningModule):
 
 
 class Scores(nn.Module):
-    """Mean loss and accuracy of the examples so far; over all processes when computed."""
+    """Mean loss and score of the examples so far; over all processes when computed."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, metric: Score) -> None:
         super().__init__()
-        # without their checks, each of which would wait for the device at every step
-        self.loss, self.count = SumMetric(nan_strategy="disable"), SumMetric(nan_strategy="disable")
-        self.accuracy = MulticlassAccuracy(classes, average="micro", validate_args=False)
-        for metric in self._metrics():
-            metric.persistent(True)  # kept in checkpoints, so that an epoch that was interrupted counts whole
+        self.metric = metric
+        # without its checks, each of which would wait for the device at every step
+        self.loss, self.total, self.count = (SumMetric(nan_strategy="disable") for _ in range(3))
+        for each in self._metrics():
+            each.set_dtype(torch.float64)
+            each.persistent(True)  # kept in checkpoints, so that an epoch that was interrupted counts whole
 
     def _metrics(self) -> tuple[Metric, ...]:
-        return self.loss, self.count, self.accuracy
+        return self.loss, self.total, self.count
 
     def add(self, found: Tensor, y: Tensor, loss: Tensor) -> None:
         """Take in a batch and its mean loss."""
-        self.loss.update(loss * len(y))
-        self.count.update(len(y))
-        self.accuracy.update(found, y)
+        total, count = self.metric.sums(found, y)
+        for each, value in zip(self._metrics(), (loss * count, total, count), strict=True):
+            each.update(value)
 
     def take(self) -> dict[str, Tensor]:
         """Return both and begin again; nothing if there was no batch."""
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         if alone and not self.count.update_called:
             return {}
-        found = {"loss": self.loss.compute() / self.count.compute(), "accuracy": self.accuracy.compute()}
+        loss, total, count = (each.compute() for each in self._metrics())
         self.reset()
-        return found
+        return {"loss": loss / count, self.metric.name: total / count}
 
     def reset(self) -> None:
         """Begin again."""
-        for metric in self._metrics():
-            metric.reset()
+        for each in self._metrics():
+            each.reset()

@@ -32,6 +32,27 @@ PEERS = {
 }
 
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+TASKS = (*LRA, "scifar", "speech", "speech-8khz")
+
+# What the paper quotes of other models, in the order of TASKS; None where it prints a cross or nothing. With the name
+# of the mixer here, "" if there is none.
+QUOTED: dict[str, tuple[str, tuple[float | None, ...]]] = {
+    "Transformer": ("attention", (36.37, 64.27, 57.46, 42.44, 71.40, None, 62.2, None, None)),
+    "Transformer + SPT": ("", (59.15, 88.81, 90.38, 76.00, 88.49, 88.05, None, None, None)),
+    "MEGA": ("mega", (63.14, 90.43, 91.25, 90.44, 96.01, 97.98, None, None, None)),
+    "BST": ("", (61.49, 87.63, 90.51, 91.07, 95.75, 95.28, None, None, None)),
+    "SPADE-Chunk": ("", (60.50, 90.69, 91.17, 88.22, 96.23, 97.60, None, None, None)),
+    "MEGA-Chunk": ("mega-chunk", (58.76, 90.19, 90.97, 85.80, 94.41, 93.81, None, None, None)),
+    "S4D-LegS": ("s4d", (60.47, 86.18, 89.46, 88.19, 93.06, 91.95, 89.92, 95.83, 91.08)),
+    "S4-LegS": ("s4", (59.60, 86.82, 90.90, 88.65, 94.20, 96.35, 91.80, 96.08, 91.32)),
+    "Liquid-S4": ("liquid-s4", (62.75, 89.02, 91.20, 89.50, 94.8, 96.66, 92.02, 96.78, 90.00)),
+    "S5": ("s5", (62.15, 89.31, 91.40, 88.00, 95.33, 98.58, 90.10, 96.52, 94.53)),
+    "CKConv": ("ckconv", (None, None, None, None, None, None, 63.74, None, None)),
+    "CCNN": ("", (43.60, 84.08, None, 88.90, 91.51, None, 93.08, None, None)),
+    "Long Conv": ("longconv", (62.2, 89.6, 91.3, 87.0, 93.2, 96.0, 92.1, None, None)),
+    "SGConv": ("sgconv", (61.45, 89.20, 91.11, 87.97, 95.46, 97.83, None, 96.42, 94.29)),
+    "MultiresNet": ("multiresconv", (None, None, None, None, None, None, 93.15, None, None)),
+}
 
 # Rows of the LRA table by size and kernel, in the order of LRA; None where it prints a cross.
 KERNELS: dict[tuple[str, str], tuple[float | None, ...]] = {
@@ -85,12 +106,26 @@ for (_size, _kernel), _row in KERNELS.items():
             ACCURACIES[f"{_task}-{_size}"] = _accuracy
 
 
+PEER_ACCURACIES = {
+    f"{task}-{mixer}": accuracy
+    for mixer, row in QUOTED.values()
+    for task, accuracy in zip(TASKS, row, strict=True)
+    if mixer and accuracy is not None and task != "speech-8khz"
+}
+
+
 def published(name: str) -> Published | None:
-    """Return what the paper reports for an experiment; None if it reports nothing under that name."""
-    if name not in ACCURACIES:
+    """Return what the paper reports for an experiment, a peer's too; None if it reports nothing under that name."""
+    known = ACCURACIES | PEER_ACCURACIES
+    if name not in known:
         return None
     task = name if name in PEERS else name.split("-")[0]
-    return Published(ACCURACIES[name], *PEERS[task])
+    return Published(known[name], *PEERS[task])
+
+
+def of_mrconv(size: str) -> tuple[float | None, ...]:
+    """Return the paper's accuracies of MRConv, "base" or "large", in the order of TASKS."""
+    return tuple(ACCURACIES.get(task if task in ACCURACIES and size == "base" else f"{task}-{size}") for task in TASKS)
 
 
 # Both sizes alike; in print.

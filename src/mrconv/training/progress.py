@@ -1,4 +1,4 @@
-"""A line for every epoch: loss, accuracy, examples per second, memory, time left."""
+"""A line for every epoch: loss, score, examples per second, memory, time left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 
+from .metrics import Score
+
 
 class EpochLines(Callback):
     """Prints a line after every epoch and, on a terminal, where an epoch stands."""
 
-    def __init__(self, every: float = 0.5) -> None:
-        self.every, self.shown = every, 0.0
+    def __init__(self, metric: Score, every: float = 0.5) -> None:
+        self.metric, self.every, self.shown = metric, every, 0.0
         self.started = self.epoch_started = time.monotonic()
         self.first_epoch = self.examples = 0
 
@@ -55,8 +57,8 @@ class EpochLines(Callback):
         left = (now - self.started) / max(1, done - self.first_epoch) * ((trainer.max_epochs or done) - done)
         parts = [f"epoch {done:>3}/{trainer.max_epochs}", f"loss {float(found['train/loss']):.4f}"]
         for name in ("train", "val", "test"):
-            if f"{name}/accuracy" in found:
-                parts.append(f"{name} {float(found[f'{name}/accuracy']):.2%}")
+            if f"{name}/{self.metric.name}" in found:
+                parts.append(f"{name} {self.metric.text(float(found[f'{name}/{self.metric.name}']))}")
         parts.append(f"{self.examples / (now - self.epoch_started):,.0f} examples/s")
         if module.device.type == "cuda":
             parts.append(f"{torch.cuda.max_memory_allocated(module.device) / 2**30:.1f} GiB")

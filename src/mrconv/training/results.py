@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .paper import EPOCHS, EXAMPLES, Published, published
+from .metrics import SCORES
+from .paper import ACCURACIES, EPOCHS, EXAMPLES, QUOTED, TASKS, Published, of_mrconv, published
 
 RESULT, METRICS = "result.json", "metrics.csv"
 NOTHING = "–"
@@ -19,8 +20,6 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "name": str,
     "task": str,
     "partial": bool,
-    "accuracy": dict,
-    "merged_accuracy": dict,
     "epochs": int,
     "parameters": int,
     "seconds": (int, float),
@@ -92,15 +91,21 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(result, dict):
         raise ValueError(f"{path} is not the result of a run: it holds no object")
-    for key, kind in KEYS.items():
+    metric = result.get("metric", "accuracy")
+    if metric not in SCORES:
+        raise ValueError(f"{path}: 'metric' cannot be {json.dumps(metric)}; it is one of {', '.join(SCORES)}")
+    scores = (metric, f"merged_{metric}")
+    for key, kind in (KEYS | dict.fromkeys(scores, dict)).items():
         if key not in result:
             raise ValueError(f"{path} is not the result of a run: it has no {key!r}")
         if not isinstance(result[key], kind) or (kind is not bool and isinstance(result[key], bool)):
             raise ValueError(f"{path}: {key!r} cannot be {json.dumps(result[key])}")
-    for key in ("accuracy", "merged_accuracy"):
+    most = 1 if metric == "accuracy" else math.inf
+    for key in scores:
         for split, value in result[key].items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ValueError(f"{path}: {key!r} of {split} must be from 0 to 1; got {json.dumps(value)}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+                told = "from 0 to 1" if most == 1 else "0 or more"
+                raise ValueError(f"{path}: {key!r} of {split} must be {told}; got {json.dumps(value)}")
     return result
 
 
@@ -140,15 +145,19 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     first = group[0]
-    test = [100 * row["accuracy"]["test"] for row in group if "test" in row["accuracy"]]
-    merged = [100 * row["merged_accuracy"]["test"] for row in group if "test" in row["merged_accuracy"]]
+    metric = SCORES[first.get("metric", "accuracy")]
+    test, merged = (
+        [metric.scale * row[key]["test"] for row in group if "test" in row[key]]
+        for key in (metric.name, f"merged_{metric.name}")
+    )
+    unit = "" if metric.name == "accuracy" else f" {metric.name}"
     paper = _published(first)
     says = dict.fromkeys(COLUMNS, NOTHING) | {
         "run": first["name"],
         "task": first["task"],
         "seeds": ", ".join(str(row["seed"]) for row in group),
-        "test": spread(test),
-        "merged": spread(merged),
+        "test": spread(test, unit),
+        "merged": spread(merged, unit),
         "parameters": " or ".join(dict.fromkeys(f"{row['parameters']:,}" for row in group)),
         "epochs": _epochs(first),
         "time": " to ".join(dict.fromkeys(duration(f([r["seconds"] for r in group])) for f in (min, max))),
@@ -168,13 +177,13 @@ def _published(row: Mapping[str, Any]) -> Published | None:
     return published(row["name"]) if row["name"].split("-")[0] == row["task"] else None
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the mean and, of several values, the standard deviation (of n - 1)."""
+def spread(values: Sequence[float], unit: str = "") -> str:
+    """Return the mean and, of several values, the standard deviation (of n - 1), in percent if there is no unit."""
     if not values:
         return NOTHING
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    digits = 3 if unit else 2
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}{unit}"
 
 
 def duration(seconds: float) -> str:
@@ -211,13 +220,13 @@ def notes(row: Mapping[str, Any]) -> list[str]:
         found.append(f"{config['limit_eval']} batches evaluated")
     if config.get("rate", 1) != 1:
         found.append(f"trained at rate {config['rate']:g}")
-    if _published(row) is not None:
+    if row["name"] in ACCURACIES and _published(row) is not None:
         task, examples = row["task"], row.get("examples", {}).get("train")
         if row["epochs"] != EPOCHS[task]:
             found.append(f"{EPOCHS[task]} epochs in the paper")
         if task in EXAMPLES and examples is not None and examples != EXAMPLES[task]:
             found.append(f"{examples:,} training examples, {EXAMPLES[task]:,} in the paper")
-    if row.get("watched") == "test/accuracy":
+    if row.get("watched", "").startswith("test/"):
         found.append("epoch chosen by test")
     return found
 
@@ -242,3 +251,19 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     sides = [":---" if key in LEFT else "---:" for key in COLUMNS]
     cells = [list(COLUMNS.values()), sides, *(list(line.values()) for line in lines(rows))]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells) + "\n"
+
+
+def beside_peers(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the paper's accuracies of all models by task in Markdown and, beneath, those of the runs.
+
+    A run stands in the line of its mixer: of MRConv, the experiments TASK-base and TASK-large; of others, TASK-MIXER.
+    """
+    own = {line["run"]: line["test"] for line in lines(row for row in rows if not row["partial"])}
+    quoted = QUOTED | {f"MRConv, {size}": (size, of_mrconv(size)) for size in ("base", "large")}
+    cells = [["model", *TASKS], [":---", *("---:" for _ in TASKS)]]
+    for name, (suffix, row) in quoted.items():
+        cells.append([name, *(NOTHING if value is None else f"{value:.2f}" for value in row)])
+        found = [own.get(f"{task}-{suffix}", NOTHING) for task in TASKS]
+        if any(text != NOTHING for text in found):
+            cells.append([f"{name}, here", *found])
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells) + "\n"

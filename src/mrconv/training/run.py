@@ -20,18 +20,19 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from mrconv import reparameterize
-from mrconv.tasks import BatchLoader, Prepared, data_loader
+from mrconv.tasks import Prepared
 from mrconv.tasks.base import Count, nothing
 
 from . import record
 from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
 from .config import Experiment
-from .data import EVALUATED, TaskData, prepare
+from .data import EVALUATED, TaskData, make_loader, prepare
 from .figures import draw_run
+from .metrics import SCORES
 from .module import NotFinite, Training, build_model, logits
 from .progress import EpochLines
 
-MODEL, MERGED = "model", "merged"
+MODEL, MERGED, INPUTS = "model", "merged", "inputs.json"
 MACHINE = {
     "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "graphs", "backend",
     "checkpoint_minutes", "wandb", "out",
@@ -51,18 +52,19 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
     model = build_model(experiment, data)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = last_good(folder)
-    watch = Checkpoints(folder, f"{module.watched}/accuracy", experiment.checkpoint_minutes)
-    trainer = make_trainer(experiment, folder, [watch] if quiet else [watch, EpochLines()])
+    metric = SCORES[data.metric]
+    watch = Checkpoints(folder, module.watched, metric, experiment.checkpoint_minutes)
+    trainer = make_trainer(experiment, folder, [watch] if quiet else [watch, EpochLines(metric)])
     steps = module.steps_per_epoch(trainer.world_size)
     if steps == 0:
         raise ValueError(
-            f"{len(data.splits['train'])} training examples do not fill one batch of {experiment.batch_size} on each "
+            f"{data.rows('train', True)} training examples do not fill one batch of {experiment.batch_size} on each "
             f"of {trainer.world_size} device(s): lower batch_size"
         )
-    training = Training(experiment, model, len(data.classes), steps, module.evaluated, module.few_shapes)
+    training = Training(experiment, model, metric, steps, module.evaluated, module.few_shapes)
     if trainer.is_global_zero:
         record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
-        record.write_json(folder / record.ENVIRONMENT, record.environment())
+        record.write_json(folder / record.ENVIRONMENT, {**record.environment(), "command": record.command()})
     try:
         trainer.fit(training, module, ckpt_path=checkpoint, weights_only=True)
     except SIGTERMException:
@@ -138,36 +140,56 @@ def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
 
 def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoints, partial: bool) -> dict[str, Any]:
     """Evaluate the best weights, merge them, compare, and record all of it."""
+    seconds, environment = watch.seconds, record.read_json(folder / record.ENVIRONMENT)
     model = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
-    model.cpu().save_pretrained(folder / MODEL)  # type: ignore[operator]
+    save(model, data, folder / MODEL)
     parameters = sum(p.numel() for p in model.parameters())
     reparameterize(model)
     merged = score(model.to(device), data, experiment, device)
-    model.cpu().save_pretrained(folder / MERGED)  # type: ignore[operator]
+    save(model, data, folder / MERGED)
     result = {
         "name": experiment.name,
         "task": experiment.task,
         "partial": partial,
-        "accuracy": scores,
-        "merged_accuracy": merged,
+        "metric": data.metric,
+        data.metric: scores,
+        f"merged_{data.metric}": merged,
         "best_epoch": watch.best_epoch + 1,
         "watched": watch.watched,
         "epochs": experiment.epochs,
         "epochs_done": len(watch.history),
         "parameters": parameters,
         "merged_parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": round(watch.seconds, 1),
+        "seconds": round(seconds, 1),
         "seed": experiment.seed,
-        "command": record.command(),
+        "command": environment.pop("command"),
         "examples": {name: len(split) for name, split in data.splits.items()},
-        "environment": record.environment(),
+        "environment": environment,
         "config": dataclasses.asdict(experiment),
     }
     record.write_json(folder / record.RESULT, result)
     draw_run(folder)
     return result
+
+
+def end(folder: Path) -> dict[str, Any]:
+    """Finish a run where it stands; `train` can still go on with it. What trained it is what is recorded of it."""
+    experiment, checkpoint = read_run(folder), last_good(folder)
+    if checkpoint is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint")
+    data = prepare(experiment)
+    watch = Checkpoints(folder, TaskData(experiment, data).watched, SCORES[data.metric], 0)
+    watch.restore(torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"])
+    return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
+
+
+def save(model: nn.Module, data: Prepared, folder: Path) -> None:
+    """Save a model and, beside it, what its inputs mean."""
+    model.cpu().save_pretrained(folder)  # type: ignore[operator]
+    if data.vocabulary:
+        record.write_json(folder / INPUTS, {"vocabulary": list(data.vocabulary)})
 
 
 def load_model(folder: Path, data: Prepared, experiment: Experiment) -> nn.Module:
@@ -185,21 +207,19 @@ def load_model(folder: Path, data: Prepared, experiment: Experiment) -> nn.Modul
 def score(
     model: nn.Module, data: Prepared, experiment: Experiment, device: torch.device, rate: float | None = None
 ) -> dict[str, float]:
-    """Return the accuracy on validation and test, every example once."""
+    """Return the score on validation and test, every example once."""
     model.eval()
-    found = {}
+    metric, found = SCORES[data.metric], {}
     for name in [name for name in ("val", "test") if name in data.splits]:
-        right, count = torch.zeros((), dtype=torch.int64, device=device), 0
-        loader: BatchLoader = data_loader(
-            data, name, EVALUATED * experiment.batch_size, train=False, bucket=True, pad=experiment.pad,
-            workers=experiment.workers,
-        )  # fmt: skip
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        size, options = EVALUATED * experiment.batch_size, {"train": False, "bucket": True, "pad": experiment.pad}
+        loader = make_loader(data, name, size, None, experiment.workers, **options)
         for i, batch in enumerate(loader):
             if experiment.limit_eval and i == experiment.limit_eval:
                 break
-            right += (logits(model, batch.to(device), rate).argmax(-1) == batch.y.to(device)).sum()
-            count += len(batch)
-        found[name] = int(right) / count
+            batch = batch.to(device)
+            sums += torch.stack(metric.sums(logits(model, batch, rate), batch.y))
+        found[name] = float(sums[0] / sums[1])
     return found
 
 

@@ -1,0 +1,80 @@
+"""What models are scored by: accuracy, or bits per character."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mrconv.tasks.windows import IGNORED
+
+
+class Score(ABC):
+    """A mean over examples, or over tokens."""
+
+    name: ClassVar[str]
+    """In tables of metrics and in records."""
+    label: ClassVar[str]
+    """Of an axis."""
+    scale: ClassVar[float] = 1.0
+    """From what is recorded to what is shown."""
+
+    @abstractmethod
+    def sums(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum over a batch's labels, and how many there are."""
+
+    @abstractmethod
+    def better(self, new: float, old: float) -> bool:
+        """Whether a score is better than another."""
+
+    @abstractmethod
+    def text(self, value: float) -> str:
+        """Return a score with its unit."""
+
+
+class Accuracy(Score):
+    """The share of right answers."""
+
+    name = "accuracy"
+    label = "accuracy, %"
+    scale = 100.0
+
+    def sums(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how many answers are right, and how many there are."""
+        right = logits.argmax(-1) == y
+        return right.sum(), torch.full((), right.numel(), device=y.device)
+
+    def better(self, new: float, old: float) -> bool:
+        """Higher is."""
+        return new > old
+
+    def text(self, value: float) -> str:
+        """Return percent."""
+        return f"{value:.2%}"
+
+
+class Bits(Score):
+    """Bits per token, of those that are not ignored: log2 of one over the probability the model gave it."""
+
+    name = "bits"
+    label = "bits per character"
+
+    def sums(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bits of all tokens, and how many there are."""
+        nats = F.cross_entropy(logits.float().flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction="sum")
+        return nats / math.log(2), (y != IGNORED).sum()
+
+    def better(self, new: float, old: float) -> bool:
+        """Lower is."""
+        return new < old
+
+    def text(self, value: float) -> str:
+        """Return bits."""
+        return f"{value:.3f} bits"
+
+
+SCORES: dict[str, Score] = {each.name: each for each in (Accuracy(), Bits())}

@@ -1,0 +1,130 @@
+"""Mixers other than MRConv stream as it does, or say that they cannot."""
+
+import pytest
+import torch
+
+from mrconv import LanguageModel, MRConvBlock, SequenceClassifier, reparameterize
+from mrconv.baselines import mixer_names
+from mrconv.states import BackboneState, MixerState
+
+from ..conftest import randomise, relative
+from .helpers import double, streamed
+
+OPTIONS = {
+    "s4": {"d_state": 6},
+    "s4d": {"d_state": 6},
+    "s5": {"d_state": 6},
+    "liquid-s4": {"d_state": 6, "degree": 3},
+    "mamba": {"d_state": 3},
+    "attention": {"n_heads": 2},
+    "mega": {"d_ema": 3, "d_attention": 4},
+    "mega-chunk": {"d_ema": 3, "d_attention": 4, "chunk": 9},
+    "mrhyena": {"kernel_size": 4},
+    "mrconv-attention": {"kernel": "dilated", "kernel_size": 4, "d_attention": 4, "chunk": 7},
+}
+VARIANTS = {name: (name, {}) for name in OPTIONS} | {
+    "learned": ("attention", {"positions": "learned", "l_max": 200}),
+    "laplace": ("mega", {"attention": "laplace"}),
+    "laplace in chunks": ("mega-chunk", {"attention": "laplace", "chunk": 5}),
+    "one tap": ("mrhyena", {"d_conv": 1}),
+    "no chunks": ("mrconv-attention", {"chunk": None}),
+}
+MIXERS = ("mrconv", *OPTIONS)
+
+
+def build(variant, l_max=40):
+    name, more = VARIANTS[variant]
+    options = OPTIONS[name] | more
+    l_max = options.pop("l_max", l_max)
+    return randomise(MRConvBlock(4, l_max, mixer=name, mixer_options=options, dtype=torch.float64)).layer.eval()
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 3, 7, 50)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_steps_and_chunks_equal_the_whole(variant, sizes):
+    mixer, u = build(variant), double(2, 131, 4)
+    with torch.no_grad():
+        assert relative(streamed(mixer, u, sizes)[0], mixer(u)) < 1e-11
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_reset_sequences_start_anew_and_others_go_on(variant):
+    mixer, u, later = build(variant), double(3, 33, 4), double(3, 40, 4)
+    u[1] = torch.nan
+    state = streamed(mixer, u, (33,))[1].reset([1])
+    y, _ = streamed(mixer, later, (1, 6), state)
+    with torch.no_grad():
+        assert relative(y[1:2], mixer(later[1:2])) < 1e-11
+        assert relative(y[::2], mixer(torch.cat([u, later], 1)[::2])[:, 33:]) < 1e-11
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_states_are_copied_reordered_and_saved(variant, tmp_path):
+    mixer, u, later = build(variant), double(2, 30, 4), double(3, 25, 4)
+    _, state = mixer.prefill(u)
+    torch.save(state.state_dict(), tmp_path / "state.pt")
+    streamed(mixer, later[:2], (5,), state.copy())
+    again = MixerState.from_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert all(torch.equal(a, b) for a, b in zip(again.tensors(), state.tensors(), strict=True))
+    assert not any(x.is_complex() for x in again.tensors())
+    y, _ = streamed(mixer, later, (1,), again.reorder([1, 0, 1]))
+    with torch.no_grad():
+        assert relative(y, mixer(torch.cat([u[[1, 0, 1]], later], 1))[:, 30:]) < 1e-11
+
+
+@pytest.mark.parametrize("name", ["s4", "s4d", "s5", "liquid-s4", "mrhyena"])
+def test_continuous_mixers_stream_at_another_rate(name):
+    mixer, u = build(name), double(2, 50, 4)
+    y, state = mixer.prefill(u[:, :30], rate=0.5)
+    rest, _ = streamed(mixer, u[:, 30:], (1,), state)
+    with torch.no_grad():
+        assert relative(torch.cat([y, rest], 1), mixer(u, rate=0.5)) < 1e-11
+
+
+def test_a_step_follows_a_change_of_the_parameters():
+    mixer, u = build("s4d"), double(2, 9, 4)
+    mixer.prefill(u)
+    with torch.no_grad():
+        mixer.log_dt += 1
+        assert relative(mixer.prefill(u)[0], mixer(u)) < 1e-12
+
+
+def test_a_cache_in_chunks_stays_small():
+    mixer, u = build("mega-chunk"), double(1, 400, 4)
+    assert streamed(mixer, u, (1,))[1].cache.keys.shape[1] <= 4 * 9
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_language_models_generate_what_the_parallel_form_would(name):
+    options = {"mixer": name, "mixer_options": OPTIONS[name]} if name != "mrconv" else {"kernel_size": 4}
+    model = LanguageModel(vocab_size=9, d_model=8, depth=2, l_max=40, dtype=torch.float64, **options)
+    reparameterize(randomise(model).eval())
+    tokens = torch.randint(9, (2, 11))
+    found = model.generate(tokens, 40, temperature=0)
+    with torch.no_grad():
+        for _ in range(40):
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(tokens[:, 11:], found)
+    _, state = model.prefill(tokens)
+    again = BackboneState.from_state_dict(state.copy().state_dict())
+    assert torch.equal(model.step(tokens[:, 0], state)[0], model.step(tokens[:, 0], again)[0])
+
+
+def test_a_classifier_of_another_mixer_tells_its_view_of_the_sequence_so_far():
+    model = SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=2, l_max=40, mixer="mega").double().eval()
+    u = double(2, 31, 2)
+    with torch.no_grad():
+        assert relative(streamed(model, u, (1, 4))[0][:, 20], model(u[:, :21])) < 1e-11
+
+
+def test_what_cannot_stream_says_so():
+    for name in set(mixer_names()) - set(MIXERS):
+        with pytest.raises(ValueError, match="is no recurrence: it has no state and cannot stream"):
+            MRConvBlock(4, 40, mixer=name).eval().initial_state(1)
+    for name in set(MIXERS) - {"mamba"}:
+        with pytest.raises(ValueError, match="bidirectional=True"):
+            MRConvBlock(4, 40, mixer=name, bidirectional=True).eval().initial_state(1)
+    with pytest.raises(ValueError, match="has the dtypes that it computes in"):
+        build("attention").initial_state(1, dtype=torch.float32)
+    with pytest.raises(ValueError, match="norm='batch' in training mode"):
+        build("mrhyena").train().initial_state(1)

@@ -1,0 +1,217 @@
+"""Language models: trained, evaluated in bits, merged, resumed, recorded, and made to write."""
+
+import json
+import math
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from mrconv import LanguageModel
+from mrconv.cli import main
+from mrconv.tasks.windows import IGNORED
+from mrconv.training import Experiment, results, run
+from mrconv.training.evaluation import evaluate, merge
+from mrconv.training.figures import learning_curves
+from mrconv.training.metrics import SCORES
+from mrconv.training.module import Scores, Training, build_model, cross_entropy
+
+from .miniature import data, listops
+
+SENTENCE = "the cat sat on the mat; the dog did not. "
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "cats.txt"
+    path.write_text(SENTENCE * 60)
+    return path
+
+
+def language(text, **changes):
+    """Return a run on a text that repeats itself."""
+    options = {"length": 32, "passes": 2} | changes.pop("task_options", {})
+    model = {"block_norm": "layer", "prenorm": True, "kernel_size": 8, "d_model": 16, "batch_size": 8, "lr": 0.02}
+    where = {"data": str(text), "data_dir": str(text.parent / "data"), "task": "characters", "accelerator": "cpu"}
+    values = where | model | {"name": "cats", "depth": 2, "epochs": 4, "dropout": 0.1} | changes
+    return Experiment(task_options=options, **values)
+
+
+@pytest.fixture(scope="module")
+def trained(text):
+    folder = text.parent / "trained"
+    return folder, run.train(language(text), folder, quiet=True)
+
+
+def test_it_learns_and_scores_in_bits(trained, text):
+    folder, result = trained
+    assert result["metric"] == "bits"
+    assert result["watched"] == "val/bits"
+    assert result["bits"]["test"] < 1.5 < math.log2(len(set(SENTENCE)))
+    assert result["examples"] == {"train": 2213, "val": 123, "test": 123}
+    assert result["merged_bits"] == pytest.approx(result["bits"], abs=1e-5)
+    assert evaluate(folder, device="cpu") == result["merged_bits"]
+    assert evaluate(folder, ["task.context=24"], device="cpu")["test"] < result["bits"]["test"]
+    assert merge(folder)[1] < 1e-4
+
+
+def test_another_alphabet_is_refused(trained, tmp_path):
+    (tmp_path / "dogs.txt").write_text("THE DOG SAT ON THE LOG. " * 60)
+    with pytest.raises(ValueError, match=r"the data has 13 symbols, other ones than .*inputs\.json"):
+        evaluate(trained[0], [f"data={tmp_path / 'dogs.txt'}"], device="cpu")
+
+
+def test_the_epoch_of_the_fewest_bits_is_kept(trained):
+    folder, result = trained
+    history = torch.load(folder / "last.ckpt", weights_only=True)["mrconv"]["history"]
+    bits = [row["val/bits"] for row in history]
+    assert result["best_epoch"] == 1 + bits.index(min(bits))
+    assert all(row["val/bits"] == pytest.approx(row["val/loss"] / math.log(2)) for row in history)
+    assert result["bits"]["val"] == pytest.approx(min(bits), rel=1e-4)
+
+
+def test_lower_bits_and_higher_accuracy_are_better():
+    assert SCORES["bits"].better(1.0, 2.0)
+    assert SCORES["accuracy"].better(0.2, 0.1)
+    for score in SCORES.values():
+        assert not score.better(0.5, 0.5)
+        assert not score.better(math.nan, 0.5)
+
+
+def test_ignored_positions_count_for_nothing():
+    logits, y = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    y[1, 2:] = IGNORED
+    kept = y != IGNORED
+    expected = torch.nn.functional.cross_entropy(logits[kept], y[kept])
+    assert cross_entropy(logits, y) == pytest.approx(expected.item())
+    scores = Scores(SCORES["bits"])
+    scores.add(logits, y, cross_entropy(logits, y))
+    scores.add(logits[:1], y[:1], cross_entropy(logits[:1], y[:1]))
+    again = torch.cat([logits[kept], logits[0]]), torch.cat([y[kept], y[0]])
+    both = torch.nn.functional.cross_entropy(*again).item()
+    assert {k: v.item() for k, v in scores.take().items()} == pytest.approx({"loss": both, "bits": both / math.log(2)})
+
+
+def test_a_text_has_a_language_model():
+    tiny = data("characters")
+    model = build_model(listops(), tiny)
+    assert isinstance(model, LanguageModel)
+    assert model.config.vocab_size == 10
+    with pytest.raises(ValueError, match="bidirectional"):
+        build_model(listops(bidirectional=True), tiny)
+    training = Training(listops(), model, SCORES["bits"], 5, ["val"])
+    assert training.scores["val"].take() == {}
+
+
+class Stop(Callback):
+    """Asks to stop as a scheduler does, after some step."""
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if trainer.global_step == 20:
+            raise SIGTERMException
+
+
+@pytest.mark.parametrize("loader", ["resident", "workers"])
+def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, text, tmp_path, monkeypatch, loader):
+    plain, experiment = run.make_trainer, language(text, loader=loader)
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop()]))
+    with pytest.raises(SystemExit):
+        run.train(experiment, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(run, "make_trainer", plain)
+    assert run.train(experiment, tmp_path / "run", quiet=True)["bits"] == trained[1]["bits"]
+
+
+def test_results_and_figures_tell_the_unit(trained, capsys):
+    folder, result = trained
+    (line,) = results.lines(results.collect([folder]))
+    assert line["test"] == f"{result['bits']['test']:.3f} bits"
+    assert (line["paper"], line["notes"]) == ("–", "–")
+    learning_curves(folder, folder / "curves.png")
+    assert (folder / "curves.png").stat().st_size > 0
+    assert main(["evaluate", str(folder), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"test  {result['merged_bits']['test']:.3f} bits"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"metric": "beauty"}, "'metric' cannot be \"beauty\""),
+        ({"bits": {"test": -1.0}}, "'bits' of test must be 0 or more"),
+        ({"bits": None}, "'bits' cannot be null"),
+    ],
+)
+def test_results_that_cannot_be_are_named(trained, tmp_path, change, says):
+    (tmp_path / "result.json").write_text(json.dumps(trained[1] | change))
+    with pytest.raises(ValueError, match=r"result\.json") as error:
+        results.collect([tmp_path])
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("branches", [[], ["--branches"]])
+def test_generate_writes_what_the_parallel_form_would(trained, capsys, branches):
+    folder, _ = trained
+    asked = ["generate", str(folder), "--prompt", "the cat", "--tokens", "60", "--temperature", "0", *branches]
+    assert main(asked) == 0
+    written = capsys.readouterr().out
+    vocabulary = json.loads((folder / "model" / "inputs.json").read_text())["vocabulary"]
+    model = LanguageModel.from_pretrained(folder / "model")
+    tokens = torch.tensor([[vocabulary.index(c) for c in "the cat"]])
+    with torch.no_grad():
+        for _ in range(60):
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+    assert written == "".join(vocabulary[i] for i in tokens[0]) + "\n"
+
+
+def test_generate_draws_by_its_seed_and_stops(trained, capsys):
+    folder, _ = trained
+
+    def written(*options):
+        assert main(["generate", str(folder), "--prompt", "the", "--tokens", "40", *options]) == 0
+        return capsys.readouterr().out
+
+    assert written("--seed", "1") == written("--seed", "1") != written("--seed", "2")
+    assert written("--top-k", "1") == written("--temperature", "0") == written("--top-p", "0.001")
+    stopped = written("--seed", "3", "--stop", " ")[3:-1]
+    assert stopped.count(" ") == 1
+    assert stopped.endswith(" ")
+    copy = folder.parent / "elsewhere"
+    (folder / "merged").rename(copy)
+    copied = main(["generate", str(copy), "--prompt", "the", "--tokens", "3"])
+    copy.rename(folder / "merged")
+    assert copied == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "the ñandú"], "argument --prompt: not in the text that the model was trained on: 'ñ', 'ú'"),
+        (["--stop", "Q"], "argument --stop: not in the text that the model was trained on: 'Q'"),
+        (["--prompt", ""], "argument --prompt: must not be empty"),
+        (["--temperature", "-1"], "temperature must not be negative"),
+        (["--top-p", "2"], "top_p must be in (0, 1]"),
+        (["--tokens", "0"], "argument --tokens: must be a positive integer"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(trained, capsys, options, message):
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", str(trained[0]), "--prompt", "the", *options])
+    assert stop.value.code == 2
+    out, error = capsys.readouterr()
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out
+
+
+def test_models_that_write_no_text_are_named(trained, tmp_path, capsys):
+    build_model(listops(), data("listops")).save_pretrained(tmp_path / "classifier")
+    LanguageModel(vocab_size=5, d_model=4, depth=1, l_max=8).save_pretrained(tmp_path / "mute")
+    (tmp_path / "mute" / "inputs.json").write_text('{"vocabulary": ["a"]}')
+    for folder, message in (
+        ("classifier", "classifier holds a SequenceClassifier"),
+        ("mute", "inputs.json does not name the 5 symbols of the model"),
+        ("nowhere", "nowhere holds no model"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["generate", str(tmp_path / folder), "--prompt", "the"])
+        assert message in capsys.readouterr().err
