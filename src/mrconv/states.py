@@ -174,6 +174,11 @@ class MixerState(State):
     conv: LayerState | None = None
     parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"cache": (Cache,), "conv": (LayerState,)}
 
+    def remember(self, memory: Sequence[Tensor]) -> None:
+        """Write to the memory."""
+        for held, new in zip(self.memory, memory, strict=True):
+            held.copy_(new)
+
 
 @dataclass
 class BackboneState(State):

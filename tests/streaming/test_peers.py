@@ -72,6 +72,18 @@ def test_states_are_copied_reordered_and_saved(variant, tmp_path):
         assert relative(y, mixer(torch.cat([u[[1, 0, 1]], later], 1))[:, 30:]) < 1e-11
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_state_from_inference_mode_goes_on_outside(variant):
+    mixer, u = build(variant), double(2, 40, 4)
+    with torch.inference_mode():
+        _, state = streamed(mixer, u[:, :21], (20, 1))
+    y, _ = streamed(mixer, u[:, 21:], (1, 5), state.copy())
+    again, _ = streamed(mixer, u, (1, 5), state.reset([0, 1]))
+    with torch.no_grad():
+        assert relative(y, mixer(u)[:, 21:]) < 1e-11
+        assert relative(again, mixer(u)) < 1e-11
+
+
 @pytest.mark.parametrize("name", ["s4", "s4d", "s5", "liquid-s4", "mrhyena"])
 def test_continuous_mixers_stream_at_another_rate(name):
     mixer, u = build(name), double(2, 50, 4)
@@ -126,5 +138,8 @@ def test_what_cannot_stream_says_so():
             MRConvBlock(4, 40, mixer=name, bidirectional=True).eval().initial_state(1)
     with pytest.raises(ValueError, match="has the dtypes that it computes in"):
         build("attention").initial_state(1, dtype=torch.float32)
+    for variant in ("s4d", "attention", "mrhyena"):
+        with pytest.raises(ValueError, match="the state is of 1 sequences on cpu; got an input of 3 on cpu"):
+            build(variant).stream(double(3, 5, 4), build(variant).initial_state(1))
     with pytest.raises(ValueError, match="norm='batch' in training mode"):
         build("mrhyena").train().initial_state(1)

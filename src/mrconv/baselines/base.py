@@ -91,6 +91,12 @@ class Mixer(Streams, nn.Module):
         """
         self._check_streams()
         check_input(u, self.d_model)
+        held = state.tensors()[0]
+        if held.shape[0] != u.shape[0] or held.device != u.device:
+            raise ValueError(
+                f"the state is of {held.shape[0]} sequences on {held.device}; "
+                f"got an input of {u.shape[0]} on {u.device}"
+            )
         return self.run(u, state).to(u.dtype), state
 
     def begin(self, batch: int, rate: float) -> MixerState:
@@ -102,10 +108,11 @@ class Mixer(Streams, nn.Module):
 
     def run(self, u: Tensor, state: MixerState) -> Tensor:
         """Take u (B, T, d_model) in, one position after the other."""
-        constants, outputs = made(self, state.rate, type(self).constants), []
+        constants, memory, outputs = made(self, state.rate, type(self).constants), state.memory, []
         for x in u.unbind(1):
-            y, state.memory = self.advance(x, state.memory, constants)
+            y, memory = self.advance(x, memory, constants)
             outputs.append(y)
+        state.remember(memory)
         return torch.stack(outputs, 1)
 
     def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:

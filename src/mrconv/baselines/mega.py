@@ -232,7 +232,7 @@ class Mega(ProjectedMixer):
         for x in u.unbind(1):
             y, h = self.ema.ema_step(x, h)
             outputs.append(y + self.ema.omega * x)
-        state.memory = [h]
+        state.remember([h])
         return self.gated.stream(u, F.silu(torch.stack(outputs, 1)).to(u.dtype), state.cache)
 
 

@@ -92,7 +92,7 @@ class MRHyena(WithMRConv):
         assert state.conv is not None
         x = self.into(u)
         x = torch.cat([state.memory[0].to(x.dtype), x], 1)
-        state.memory = [x[:, u.shape[1] :]]
+        state.remember([x[:, u.shape[1] :]])
         x1, x2, v = self.short(x.mT).mT.chunk(3, -1)
         y, _ = self.conv.stream(x1 * v, state.conv)
         return self.out(x2 * y)

@@ -77,18 +77,18 @@ class Attention(ProjectedMixer):
 
     def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Attend; padding needs a mask only where a query could look ahead at it."""
-        q, k, v = self.project(self.placed(u, torch.arange(u.shape[1], device=u.device)), 0)
+        L = u.shape[1]
+        q, k, v = self.project(self.placed(u, slice(L), L), 0)
         mask = None
         if self.bidirectional and lengths is not None:
-            mask = key_mask(lengths.to(u.device), u.shape[1])[:, None, None]
+            mask = key_mask(lengths.to(u.device), L)[:, None, None]
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not self.bidirectional)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def placed(self, u: Tensor, positions: Tensor) -> Tensor:
-        """Return u (B, L, d_model) with the embedding of learned positions (L,) or (B, L)."""
+    def placed(self, u: Tensor, positions: slice | Tensor, end: int) -> Tensor:
+        """Return u (B, L, d_model) with the embedding of its positions, all before `end`, if they are learned."""
         if self.embedding is None:
             return u
-        end = int(positions.max()) + 1
         if end > self.l_max:
             raise ValueError(
                 f"u reaches position {end} and learned positions end at l_max = {self.l_max}: "
@@ -112,7 +112,8 @@ class Attention(ProjectedMixer):
         """Append the positions' keys and values to the cache and attend to all of it."""
         assert state.cache is not None
         before, new = state.cache.time, state.cache.places(u.shape[1])
-        q, k, v = self.project(self.placed(u, new - 1), before)  # rotary positions count as distances only
+        u = self.placed(u, new - 1, 0 if self.embedding is None else int(new.max()))
+        q, k, v = self.project(u, before)  # rotary positions count as distances only
         keys, values, place = state.cache.extend(k, v, new)
         if before == 0:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mrconv.tasks.windows import IGNORED
 
@@ -24,8 +23,8 @@ class Score(ABC):
     """From what is recorded to what is shown."""
 
     @abstractmethod
-    def sums(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum over a batch's labels, and how many there are."""
+    def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum over a batch's labels, of which `loss` is the mean cross-entropy, and how many there are."""
 
     @abstractmethod
     def better(self, new: float, old: float) -> bool:
@@ -43,7 +42,7 @@ class Accuracy(Score):
     label = "accuracy, %"
     scale = 100.0
 
-    def sums(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many answers are right, and how many there are."""
         right = logits.argmax(-1) == y
         return right.sum(), torch.full((), right.numel(), device=y.device)
@@ -63,10 +62,10 @@ class Bits(Score):
     name = "bits"
     label = "bits per character"
 
-    def sums(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bits of all tokens, and how many there are."""
-        nats = F.cross_entropy(logits.float().flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction="sum")
-        return nats / math.log(2), (y != IGNORED).sum()
+        count = (y != IGNORED).sum()
+        return loss.double() * count / math.log(2), count
 
     def better(self, new: float, old: float) -> bool:
         """Lower is."""

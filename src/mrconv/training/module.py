@@ -15,6 +15,7 @@ from torchmetrics import Metric, SumMetric
 
 from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.tasks import Batch, Prepared
+from mrconv.tasks.windows import IGNORED
 
 from .config import Experiment
 from .graphs import GraphedStep
@@ -72,7 +73,7 @@ def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
 
 def cross_entropy(found: Tensor, y: Tensor) -> Tensor:
     """Return the mean over all labels y (...) that are not ignored, for logits (..., classes)."""
-    return F.cross_entropy(found.float().flatten(0, -2), y.flatten())
+    return F.cross_entropy(found.float().flatten(0, -2), y.flatten(), ignore_index=IGNORED)
 
 
 class Training(pl.LightningModule):
@@ -203,7 +204,7 @@ class Scores(nn.Module):
 
     def add(self, found: Tensor, y: Tensor, loss: Tensor) -> None:
         """Take in a batch and its mean loss."""
-        total, count = self.metric.sums(found, y)
+        total, count = self.metric.sums(found, y, loss)
         for each, value in zip(self._metrics(), (loss * count, total, count), strict=True):
             each.update(value)
 

@@ -29,7 +29,7 @@ from .config import Experiment
 from .data import EVALUATED, TaskData, make_loader, prepare
 from .figures import draw_run
 from .metrics import SCORES
-from .module import NotFinite, Training, build_model, logits
+from .module import NotFinite, Training, build_model, cross_entropy, logits
 from .progress import EpochLines
 
 MODEL, MERGED, INPUTS = "model", "merged", "inputs.json"
@@ -218,7 +218,8 @@ def score(
             if experiment.limit_eval and i == experiment.limit_eval:
                 break
             batch = batch.to(device)
-            sums += torch.stack(metric.sums(logits(model, batch, rate), batch.y))
+            answers = logits(model, batch, rate)
+            sums += torch.stack(metric.sums(answers, batch.y, cross_entropy(answers, batch.y)))
         found[name] = float(sums[0] / sums[1])
     return found
 
