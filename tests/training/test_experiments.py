@@ -13,7 +13,8 @@ from mrconv.training.evaluation import evaluate, merge
 
 from .miniature import data, small
 
-NAMES = experiment_names()
+PICTURES = ("imagenet", "cifar")  # in test_vision.py
+NAMES = [name for name in experiment_names() if not name.startswith(PICTURES)]
 MODEL = ["kernel", "kernel_size", "depth", "d_model", "bidirectional", "combine", "decay", "norm", "block_norm"]
 MODEL += ["prenorm", "dropout", "pool", "mask_padding", "momentum"]
 RECIPE = ["lr", "kernel_lr", "weight_decay", "batch_size", "epochs", "warmup_epochs", "clip", "ema", "seed"]

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     length.add_argument("file", type=Path, metavar="FILE.json")
     length.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
     length.set_defaults(run=run_length)
-    what = "a run's learning curves, the weights of its resolutions and its merged kernels"
+    what = "a run's learning curves, the weights of its resolutions and its merged kernels (on pictures, as maps)"
     trained = figures.add_parser("run", help=what, description=what[0].upper() + what[1:] + ".")
     trained.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     trained.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/figures")

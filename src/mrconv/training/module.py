@@ -17,6 +17,7 @@ from mrconv.tasks import Batch, Prepared
 
 from .config import Experiment
 from .schedule import cosine_with_warmup
+from .vision import build_vision
 
 CHECK_EVERY = 100  # steps between looks at the loss, each of which waits for the device
 
@@ -28,6 +29,8 @@ class NotFinite(RuntimeError):
 def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
     """Return the experiment's model for a task's data."""
     e = experiment
+    if data.encoder == "image":
+        return build_vision(e, data)
     if data.encoder not in ("tokens", "values") or not data.classes:
         raise ValueError(f"{data.name} is not a task of classifying sequences")
     cls = TwoTowerClassifier if data.pair else SequenceClassifier
@@ -60,7 +63,9 @@ def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
 
 
 def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
-    """Return a model's logits for a batch, of one sequence each or of pairs."""
+    """Return a model's logits for a batch, of one sequence each, of pairs or of pictures."""
+    if batch.x.ndim == 4:
+        return model(batch.x)
     if batch.x2 is None:
         return model(batch.x, lengths=batch.lengths, rate=rate)
     return model(batch.x, batch.x2, batch.lengths, batch.lengths2, rate=rate)
@@ -91,8 +96,9 @@ class Training(pl.LightningModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """Return the loss."""
         found = logits(self.run_model, batch)
-        loss = F.cross_entropy(found.float(), batch.y)
-        self._scores("fitted").add(found.detach(), batch.y, loss.detach())
+        loss = F.cross_entropy(found.float(), batch.y, label_smoothing=self.experiment.label_smoothing)
+        labels = batch.y if batch.y.ndim == 1 else batch.y.argmax(1)  # of mixed pictures, the larger share's
+        self._scores("fitted").add(found.detach(), labels, loss.detach())
         if not self.recent:
             self.recent_from = self.global_step + 1
         self.recent.append(loss.detach())
