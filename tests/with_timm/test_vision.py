@@ -16,6 +16,8 @@ from timm.utils import ModelEmaV3, accuracy, reparameterize_model  # noqa: E402
 
 import mrconv.vision  # noqa: E402
 from mrconv import MRConv  # noqa: E402
+from mrconv.bench import shapes  # noqa: E402
+from mrconv.bench import vision as bench  # noqa: E402
 
 from ..conftest import randomise, relative  # noqa: E402
 
@@ -112,3 +114,13 @@ def test_timms_training_and_validation_drive_it(tmp_path):
         right = [accuracy(merged(x), y)[0].item() for x, y in loaders["validation"]]
     assert right == [100.0, 100.0]
     assert create_transform(**(config | {"input_size": (3, 32, 32)}))(Image.new("RGB", (40, 40))).shape == (3, 32, 32)
+
+
+def test_the_benchmark_finds_timms_models():
+    models = bench.contestants(shapes.VisionShape("T", "tiny"), "inference", bench.Options())
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        for name in ("timm ConvNeXt", "timm Swin"):
+            assert models[name](x).shape == (1, 1000)
+    counts = [sum(p.numel() for p in models[name].parameters()) for name in ("ConvNeXt", "timm ConvNeXt")]
+    assert counts == [28_589_128, 28_589_128]

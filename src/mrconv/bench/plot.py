@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from .report import speed
+
 TITLES = {
     "training": "Forward and backward",
     "forward": "Forward, in training",
@@ -53,6 +55,35 @@ def plot_length(found: Mapping[str, Any], path: Path) -> None:
         f"One layer on {found['hardware']}, {found['dtype']}: {positions:,} positions of {channels} channels, {how}",
         fontsize="medium",
     )
+    figure.savefig(path, dpi=150)
+
+
+def plot_vision(found: Mapping[str, Any], path: Path) -> None:
+    """Draw the paper's accuracy against pictures a second, a line per family of models through its sizes."""
+    rows = [row for row in found["rows"] if "inference" in row]
+    if not rows:
+        raise ValueError("there is no pass of inference in the record")
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    kinds = [kind for kind in rows[0]["inference"] if found["family"].get(kind, kind) in found["accuracies"]]
+    for i, kind in enumerate(kinds):
+        known = found["accuracies"][found["family"].get(kind, kind)]
+        points = [(speed(row["inference"][kind], row["batch"]["inference"]), row["shape"]["name"]) for row in rows]
+        points = [(each, name) for each, name in points if each]
+        look: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "markersize": 6,
+        }
+        label = "MRConvNeXt, " + kind if found["family"].get(kind, kind) == "merged" else kind
+        axes.plot([each for each, _ in points], [known[name] for _, name in points], label=label, **look)
+        for each, name in points:
+            axes.annotate(name, (each, known[name]), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    axes.set_xlabel(f"images/s on {found['hardware']}, {found['dtype']}, the fastest way of each")
+    axes.set_ylabel("top-1 accuracy on ImageNet in the paper, %")
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
 
 

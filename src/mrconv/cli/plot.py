@@ -9,17 +9,20 @@ from typing import Any
 
 from .parser import CommandError
 
+RECORDED = {"length": "time against length", "vision": "the paper's accuracies against images/s"}
+
 
 def add(commands: Any) -> None:
     """Add the parser."""
     about = "draw recorded results"
     parser = commands.add_parser("plot", help=about, description=about.capitalize() + ".")
     figures = parser.add_subparsers(title="figures", metavar="FIGURE", required=True)
-    what = "time against length, from what `mrconv bench length --out FILE.json` recorded"
-    length = figures.add_parser("length", help=what, description=what[0].upper() + what[1:] + ".")
-    length.add_argument("file", type=Path, metavar="FILE.json")
-    length.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
-    length.set_defaults(run=run_length)
+    for name, what in RECORDED.items():
+        about = f"{what}, from what `mrconv bench {name} --out FILE.json` recorded"
+        recorded = figures.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        recorded.add_argument("file", type=Path, metavar="FILE.json")
+        recorded.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
+        recorded.set_defaults(run=run_recorded, figure=name)
     what = "a run's learning curves, the weights of its resolutions and its merged kernels (on pictures, as maps)"
     trained = figures.add_parser("run", help=what, description=what[0].upper() + what[1:] + ".")
     trained.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
@@ -44,7 +47,7 @@ def run_run(given: argparse.Namespace) -> None:
         raise CommandError(f"cannot draw {given.folder}: {error}") from None
 
 
-def run_length(given: argparse.Namespace) -> None:
+def run_recorded(given: argparse.Namespace) -> None:
     """Read, check, draw."""
     try:
         found = json.loads(given.file.read_text())
@@ -52,20 +55,20 @@ def run_length(given: argparse.Namespace) -> None:
         raise CommandError(f"cannot read {given.file}: {error.strerror}") from None
     except ValueError as error:
         raise CommandError(f"{given.file} is not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("benchmark") != "length":
-        raise CommandError(f"{given.file} was not recorded by `mrconv bench length`")
+    if not isinstance(found, dict) or found.get("benchmark") != given.figure:
+        raise CommandError(f"{given.file} was not recorded by `mrconv bench {given.figure}`")
     if not found["rows"]:
-        raise CommandError(f"{given.file} has no rows: the run was stopped before its first length was done")
+        raise CommandError(f"{given.file} has no rows: the run was stopped before its first one was done")
     out = given.out or given.file.with_suffix(".png")
     try:
-        from mrconv.bench.plot import plot_length
+        from mrconv.bench.plot import plot_length, plot_vision
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         raise CommandError("plots need matplotlib: pip install 'mrconv[plot]'") from None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        plot_length(found, out)
+        (plot_length if given.figure == "length" else plot_vision)(found, out)
     except (OSError, ValueError) as error:
         raise CommandError(f"argument --out: cannot write {out}: {error}") from None
     print(out)
