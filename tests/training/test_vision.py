@@ -113,18 +113,36 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_draws(tmp_path, monkeypatc
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_one_epoch_on_generated_files(tmp_path):
+def files(folder):
+    """Write pictures of two colours, a folder for each."""
     for split in ("train", "val"):
         for name, colour in (("a", "red"), ("b", "blue")):
-            (tmp_path / "imagenet" / split / name).mkdir(parents=True)
+            (folder / "imagenet" / split / name).mkdir(parents=True)
             for i in range(8):
-                Image.new("RGB", (40 + i, 36), colour).save(tmp_path / "imagenet" / split / name / f"{i}.JPEG")
+                Image.new("RGB", (40 + i, 36), colour).save(folder / "imagenet" / split / name / f"{i}.JPEG")
+
+
+def test_one_epoch_on_generated_files(tmp_path):
+    files(tmp_path)
     experiment = small(composed(["experiment=imagenet-tiny-fourier+sparse"]), limit_train=0)
     experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
     result = run.train(experiment, tmp_path / "run", quiet=True)
     assert result["examples"] == {"train": 16, "val": 16}
     assert result["merged_accuracy"]["val"] == result["accuracy"]["val"]
     assert (tmp_path / "run" / "figures" / "maps.png").stat().st_size > 1000
+
+
+def test_a_run_is_scored_at_another_size(tmp_path):
+    files(tmp_path)
+    experiment = small(composed(["experiment=imagenet-tiny-fourier"]), limit_train=0)
+    experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
+    run.train(experiment, tmp_path / "run", quiet=True)
+    merged, branches = (
+        evaluate(tmp_path / "run", ["task.size=48"], merged=each, device="cpu") for each in (True, False)
+    )
+    assert merged == branches
+    with pytest.raises(ValueError, match="maps have no sampling rate"):
+        merge(tmp_path / "run", 0.5)
 
 
 def test_pictures_need_stages():

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mrconv import MRConv, reparameterize
+from mrconv import MRConv, MRConvNeXt, reparameterize
 from mrconv.info import example
 
 from .compose import composed, spelled_out
@@ -41,7 +41,7 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 def evaluate(
     folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
 ) -> dict[str, float]:
-    """Return a run's accuracy by split; at another rate, the model is sampled anew and merged there."""
+    """Return a run's accuracy by split; at another rate or picture size, the model is sampled anew and merged there."""
     trained = read_run(folder)
     experiment = with_settings(trained, settings)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -49,6 +49,9 @@ def evaluate(
     rate = experiment.rate / trained.rate
     if rate == 1:
         model = saved_model(folder / (MERGED if merged else MODEL))
+        size = data.facts.get("size")
+        if merged and isinstance(model, MRConvNeXt) and model.image_size != (size, size):
+            model = saved_model(folder / MODEL).resized(size)  # type: ignore[operator]
     else:
         model = saved_model(folder / MODEL)
         if merged:
