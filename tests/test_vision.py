@@ -94,6 +94,9 @@ def test_features_are_the_maps_of_all_stages():
     last, some = model.forward_intermediates(x, indices=[0, 2])
     assert torch.equal(some[0], maps_[0])
     assert torch.equal(last, maps_[2])
+    early, some = model.forward_intermediates(x, indices=[-2], stop_early=True)
+    assert torch.equal(early, maps_[1])
+    assert torch.equal(some[0], maps_[1])
     assert torch.equal(model.forward_head(model.forward_features(x)), model(x))
     assert model.forward_head(last, pre_logits=True).shape == (2, 10)
     model.reset_classifier(3)
@@ -196,6 +199,8 @@ def test_errors_name_what_is_wrong():
     with pytest.raises(ValueError, match=r"drop_path must be a number in \[0, 1\); got 1"):
         MRConvNeXt(**SMALL, drop_path=1.0)
     model = build(kernel="dilated")
+    with pytest.raises(ValueError, match=r"rate must be a positive number; got 0"):
+        model(pictures(), rate=0)
     with pytest.raises(ValueError, match=r"pictures must be real, of shape \(batch, 3, height, width\)"):
         model(torch.zeros(1, 1, 48, 48))
     with pytest.raises(ValueError, match=r"kernel='dilated' has taps at fixed places and cannot be resampled"):

@@ -20,7 +20,7 @@ from .config import VisionConfig
 from .hub import Model
 from .layer import MRConv
 from .maps import ONE, DepthwiseConv, FlatMixer, Grid, Rate, draw
-from .validation import check_fraction, check_positive_int
+from .validation import check_fraction, check_positive_int, check_rate
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"depths": (3, 3, 9, 3), "dims": (96, 192, 384, 768)},
@@ -217,7 +217,8 @@ class MRConvNeXt(Model):
         """Return the maps of all stages, each (B, C, H, W)."""
         return [y.permute(0, 3, 1, 2) for y in self._maps(x, rate)]
 
-    def _maps(self, x: Tensor, rate: float | None) -> list[Tensor]:
+    def _maps(self, x: Tensor, rate: float | None, stages: int | None = None) -> list[Tensor]:
+        """Return the maps (B, H, W, C) of so many stages."""
         c = self.config
         if x.ndim != 4 or x.shape[1] != c.in_channels or not x.is_floating_point():
             raise ValueError(
@@ -229,7 +230,7 @@ class MRConvNeXt(Model):
         by = self._rate(size, rate)
         x = self.stem(x.permute(0, 2, 3, 1))
         found = []
-        for stage in self.stages:
+        for stage in self.stages[:stages]:
             x = stage(x, by)
             found.append(x)
         return found
@@ -255,6 +256,7 @@ class MRConvNeXt(Model):
 
     def _rate(self, size: Grid, rate: float | None) -> Rate:
         if rate is not None:
+            check_rate(rate, "", continuous=True)
             return float(rate), float(rate)
         H, W = self.image_size
         return size[0] / H, size[1] / W
@@ -268,15 +270,20 @@ class MRConvNeXt(Model):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the last map and those of the stages asked for, as timm's models do."""
+        """Return the last map and those of the stages asked for (all, the last few, or by number), as timm's models do.
+
+        norm: the last map goes through the norm before the head. stop_early: stages after those asked for do not run.
+        """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt must be NCHW; got {output_fmt!r}")
-        maps = self.features(x)
-        if norm:
-            maps[-1] = self.norm(maps[-1].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        n = len(maps)
+        n = len(self.stages)
         chosen = range(n - indices, n) if isinstance(indices, int) else range(n) if indices is None else indices
-        found = [maps[i] for i in chosen]
+        wanted = [i % n for i in chosen]
+        maps = self._maps(x, None, max(wanted) + 1 if stop_early else n)
+        if norm and len(maps) == n:
+            maps[-1] = self.norm(maps[-1])
+        maps = [y.permute(0, 3, 1, 2) for y in maps]
+        found = [maps[i] for i in wanted]
         return found if intermediates_only else (maps[-1], found)
 
     def get_classifier(self) -> nn.Module:
