@@ -73,7 +73,7 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
                 weight[M - 1 :].clone(),
             )
         found["windows"] = stepped(lambda u, h, w: ops.window_branch_sum(u, h, widths, w)[0], u, heights, weight)
-        if u.element_size() == 2 and L <= 16384:
+        if (16384 if u.element_size() == 2 else 4096) >= L:
             found["toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
     return found
 

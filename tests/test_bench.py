@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mrconv.bench import compare, contestants, plot, shapes, timing
+from mrconv.bench import compare, contestants, plot, shapes, timing, vision
 from mrconv.bench.options import PASSES
 from mrconv.cli import main
 from tests.conftest import relative
@@ -305,3 +305,40 @@ def test_generation_is_measured(tmp_path, capsys, monkeypatch):
     for row in found["rows"]:
         assert row["attention"]["tokens_per_s"] == pytest.approx(1000 / row["attention"]["ms"])
         assert row["merged, recomputed"]["ms"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_vision(tmp_path, capsys, monkeypatch, dtype):
+    monkeypatch.setattr(shapes, "VISION", [shapes.VisionShape("T", "tiny", reduced=True, batch=1)])
+    argv = ["vision", "--dtype", dtype, "--pass", "training", "inference", "--batch", "1"]
+    found = bench(tmp_path, *argv)
+    (row,) = found["rows"]
+    assert row["batch"] == {"training": 1, "inference": 1}
+    assert list(row["training"]) == ["ours", "branches", "ConvNeXt"]
+    assert list(row["inference"]) == ["merged", "branches", "torch FFT", "ConvNeXt"]
+    assert all(result["ms"] > 0 for each in row["batch"] for result in row[each].values())
+    out = capsys.readouterr().out
+    assert "T, inference, batch 1, images/s" in out
+    assert "error" not in out
+    assert main(["plot", "vision", str(tmp_path / "results" / "found.json")]) == 0
+    assert (tmp_path / "results" / "found.png").stat().st_size > 1000
+
+
+def test_vision_models_compute_the_same_by_every_way():
+    shape = shapes.VisionShape("T", "tiny", batch=1, reduced=True)
+    models = vision.contestants(shape, "inference", vision.Options())
+    x = vision.pictures(shape, "inference", 1, vision.Options())
+    with torch.no_grad():
+        models["merged"].load_state_dict(models["torch FFT"].state_dict())
+        assert relative(models["merged"](x), models["torch FFT"](x)) < 1e-5
+    copied = vision.by_block(models["ConvNeXt"])
+    compiled = [m for m in copied.modules() if m._compiled_call_impl is not None]
+    assert len(compiled) == 4
+    assert not any(m._compiled_call_impl for m in models["ConvNeXt"].modules())
+
+
+def test_vision_without_timm_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    model = vision._timm("convnext_tiny")
+    with pytest.raises(RuntimeError, match="timm cannot be imported: import of timm halted"):
+        model(torch.zeros(1))

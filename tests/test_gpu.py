@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from mrconv import MRConv, SequenceClassifier, reparameterize
+from mrconv import MRConv, MRConvNeXt, SequenceClassifier, reparameterize
 
 from .conftest import randomise, relative, training_step
 
@@ -77,3 +77,24 @@ def test_deterministic_mode_is_honoured(kind, kernel_size, monkeypatch):
         torch.use_deterministic_algorithms(False)
     for first, again in (results[:2], results[2:]):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("compiled", [False, True])
+@torch.no_grad()
+def test_a_merged_vision_model_gives_on_the_gpu_what_its_branches_give_on_the_cpu(dtype, limit, compiled):
+    options = {"image_size": 96, "depths": (1, 1, 1), "dims": (16, 32, 64), "kernel_sizes": (64, 36, 9), "n_classes": 5}
+    exact = randomise(MRConvNeXt(**options, layer_scale=1.0, backend="reference", dtype=torch.float64)).eval()
+    x = torch.randn(6, 3, 96, 96, dtype=torch.float64)
+    model = reparameterize(copy.deepcopy(exact)).to("cuda", dtype)
+    run = torch.compile(model) if compiled else model
+    assert relative(run(x.to("cuda", dtype)).double().cpu(), exact(x)) < limit
+
+
+def test_a_vision_model_trains_under_autocast():
+    model = MRConvNeXt(image_size=32, patch_size=2, depths=[1, 1], dims=[16, 32], kernel_sizes=[32, 16], n_classes=3)
+    x = torch.randn(4, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model.cuda()(x).float().square().sum()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         TwoTowerClassifier,
     )
     from .optim import param_groups
+    from .vision import MRConvNeXt
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "LanguageModel",
     "MRConv",
     "MRConvBlock",
+    "MRConvNeXt",
     "SequenceClassifier",
     "SequenceLabeller",
     "SequenceRegressor",
@@ -34,7 +36,7 @@ __all__ = [
     "reparameterize",
 ]
 
-_MODULES = ("layer", "block", "kernels", "model", "optim")
+_MODULES = ("layer", "block", "kernels", "model", "optim", "vision")
 
 
 def __getattr__(name: str) -> Any:

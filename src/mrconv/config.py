@@ -8,11 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-Config = TypeVar("Config", bound="LayerConfig")
+C = TypeVar("C", bound="Config")
 
 
 @dataclass(kw_only=True)
-class LayerConfig:
+class Config:
+    """Options with names."""
+
+    merged: bool = False
+
+    @classmethod
+    def make(cls: type[C], options: Mapping[str, Any]) -> C:
+        """Build from names and values; an unknown name is refused with the nearest right one."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+                raise TypeError(f"{cls.__name__} has no option {name!r}{hint}")
+        return cls(**options)
+
+
+@dataclass(kw_only=True)
+class LayerConfig(Config):
     """The arguments of `MRConv`, which explains them."""
 
     d_model: int
@@ -30,24 +48,12 @@ class LayerConfig:
     momentum: float | None = 0.1
     sync_stats: bool = False
     rate: float = 1.0
-    merged: bool = False
     seed: int | None = None
 
     def __post_init__(self) -> None:
         """Make a pair that went through JSON a pair again."""
         if isinstance(self.decay, list):
             self.decay = tuple(self.decay)
-
-    @classmethod
-    def make(cls: type[Config], options: Mapping[str, Any]) -> Config:
-        """Build from names and values; an unknown name is refused with the nearest right one."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
-                raise TypeError(f"{cls.__name__} has no option {name!r}{hint}")
-        return cls(**options)
 
     def layer(self) -> dict[str, Any]:
         """Return the part that is `MRConv`'s, without d_model and l_max."""
@@ -113,3 +119,39 @@ class LanguageModelConfig(BackboneConfig):
 
     block_norm: str = "layer"
     prenorm: bool = True
+
+
+@dataclass(kw_only=True)
+class VisionConfig(Config):
+    """A hierarchy of stages over feature maps, as ConvNeXt has it.
+
+    image_size: height and width of the pictures (one number: both) that the kernels are laid out for. patch_size: side
+    of the first patches; every stage after the first halves the map. depths, dims, kernel_sizes: blocks, channels and
+    l0 of each stage. mixer: "mrconv", "conv" (ConvNeXt's own 7x7 depthwise convolution), or one of
+    `mrconv.baselines.mixer_names()` with its own mixer_options. drop_path: of the last block, rising linearly from 0 at
+    the first. layer_scale: initial weight of every block's output. dropout: before the head. The rest as `MRConv`.
+    """
+
+    n_classes: int = 1000
+    in_channels: int = 3
+    image_size: int | Sequence[int] = 224
+    patch_size: int = 4
+    depths: Sequence[int] = (3, 3, 9, 3)
+    dims: Sequence[int] = (96, 192, 384, 768)
+    kernel_sizes: Sequence[int] = (196, 49, 28, 28)
+    mixer: str = "mrconv"
+    mixer_options: dict[str, Any] | None = None
+    kernel: str = "fourier"
+    norm: str = "batch"
+    backend: str = "auto"
+    momentum: float | None = 0.1
+    sync_stats: bool = False
+    drop_path: float = 0.0
+    layer_scale: float = 1e-6
+    dropout: float = 0.0
+    seed: int | None = None
+
+    def layer(self) -> dict[str, Any]:
+        """Return the part that is `MRConv`'s and the same in all stages."""
+        names = ("kernel", "norm", "backend", "momentum", "sync_stats", "merged")
+        return {name: getattr(self, name) for name in names} | {"bidirectional": True}

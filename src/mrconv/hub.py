@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from .config import BackboneConfig
+from .config import Config
 from .layer import FORMAT_VERSION, MRConv
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -68,8 +68,8 @@ class Model(
     A subclass names its config and builds itself from `self.config` in `build`.
     """
 
-    config_class: ClassVar[type[BackboneConfig]]
-    config: BackboneConfig
+    config_class: ClassVar[type[Config]]
+    config: Config
 
     def __init_subclass__(cls, **card: Any) -> None:
         super().__init_subclass__(**card)
@@ -91,7 +91,7 @@ class Model(
         raise NotImplementedError
 
     @classmethod
-    def from_config(cls, config: BackboneConfig | dict[str, Any], **overrides: Any) -> Self:
+    def from_config(cls, config: Config | dict[str, Any], **overrides: Any) -> Self:
         """Build from a config or a dictionary of its values, such as a saved config.json."""
         options = config if isinstance(config, dict) else vars(config)
         return cls(**{name: value for name, value in options.items() if name not in HEADER} | overrides)
@@ -123,14 +123,14 @@ class Model(
                 raise FileNotFoundError(f"{given} holds no {name}: it is no folder that save_pretrained wrote")
         return super().from_pretrained(given, **options)
 
-    def _current_config(self) -> BackboneConfig:
+    def _current_config(self) -> Config:
         """Return the config that rebuilds the model as it now is: merged or not, and at which rate."""
         layers = [m for m in self.modules() if isinstance(m, MRConv)]
         states = {(layer.merged, layer.rate) for layer in layers}
         if len(states) > 1:
             raise ValueError("the layers of the model are not all merged, or not at one rate: merge all alike or none")
-        merged, rate = states.pop() if states else (False, self.config.rate)
-        return dataclasses.replace(self.config, merged=merged, rate=rate)
+        state: dict[str, Any] = dict(zip(("merged", "rate"), states.pop(), strict=True)) if states else {}
+        return dataclasses.replace(self.config, **{name: x for name, x in state.items() if hasattr(self.config, name)})
 
     def _save_pretrained(self, save_directory: Path) -> None:
         header = dict(zip(HEADER, (type(self).__name__, FORMAT_VERSION), strict=True))

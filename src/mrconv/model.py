@@ -30,6 +30,7 @@ class Backbone(Streams, Model):
     """Encoder and blocks without a head: tokens (B, L) or values (B, L, d_input) -> features (B, L, d_model)."""
 
     config_class = BackboneConfig
+    config: BackboneConfig
 
     def build(self, **factory: Any) -> None:
         """Create encoder, blocks and, with prenorm, the final norm."""

@@ -15,8 +15,8 @@ from .layer import MRConv
 def param_groups(model: nn.Module, lr: float, weight_decay: float, kernel_lr: float = 0.001) -> list[dict[str, Any]]:
     """Return three groups for an optimizer such as AdamW, with every trainable parameter in exactly one.
 
-    Kernel parameters (a merged kernel too) get `kernel_lr` and no weight decay; biases, norms and alpha get `lr`
-    and no weight decay; the rest gets both.
+    Kernel parameters (a merged kernel too) get `kernel_lr` and no weight decay; biases, norms, alpha and the
+    layer scale gamma get `lr` and no weight decay; the rest gets both.
     """
     kernel: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
@@ -32,7 +32,7 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float, kernel_lr: fl
             seen.add(p)
             if in_kernel or name in named or (isinstance(module, MRConv) and name == "weight"):
                 kernel.append(p)
-            elif name == "bias" or isinstance(module, (Branches, _BatchNorm, nn.LayerNorm)):
+            elif name in ("bias", "gamma") or isinstance(module, (Branches, _BatchNorm, nn.LayerNorm)):
                 plain.append(p)
             else:
                 decayed.append(p)

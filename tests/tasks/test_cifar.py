@@ -6,8 +6,9 @@ import tarfile
 
 import numpy as np
 import pytest
+import torch
 
-from mrconv.tasks import DataError, MissingData, task
+from mrconv.tasks import DataError, MissingData, data_loader, show, task
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 FILES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -172,3 +173,15 @@ def test_an_archive_that_is_cut_off_is_an_error_and_leaves_no_cache(tmp_path):
     with pytest.raises(DataError, match="cut off"):
         task("image", tmp_path).prepare()
     assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_pictures_are_those_of_sequential_cifar_with_rows_and_columns(tmp_path):
+    folder = as_folder(tmp_path, contents())
+    pictures, flat = (task(name, folder).prepare() for name in ("cifar", "scifar"))
+    assert pictures.encoder == "image"
+    assert pictures.facts["size"] == 32
+    assert np.array_equal(pictures.splits["train"].x.reshape(flat.splits["train"].x.shape), flat.splits["train"].x)
+    batch, other = (next(iter(data_loader(data, "val", 2))).x for data in (pictures, flat))
+    assert batch.shape == (2, 3, 32, 32)
+    assert torch.equal(batch.flatten(2).transpose(1, 2), other)
+    assert "\x1b[38;5;" in show.example(pictures, pictures.splits["test"], 0)

@@ -11,7 +11,10 @@ PASSES = ("training", "forward", "inference")
 
 @dataclass(frozen=True)
 class Options:
-    """Where, how and what to measure; `only` holds beginnings of names, `passes` some of PASSES, `mixers` names."""
+    """Where, how and what to measure; `only` holds beginnings of names, `passes` some of PASSES, `mixers` names.
+
+    batch: of `vision`; 0 for the shape's own.
+    """
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -23,3 +26,4 @@ class Options:
     command: str = ""
     passes: Sequence[str] = PASSES
     mixers: Sequence[str] | None = None
+    batch: int = 0

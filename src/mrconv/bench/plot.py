@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from .report import speed
 from .shapes import LENGTHS
 
 TITLES = {
@@ -104,8 +105,8 @@ def _bars(axes: Axes, times: Mapping[str, float]) -> None:
     names = list(times)[::-1]
     speeds = [times["s4"] / times[name] for name in names]
     axes.barh(names, speeds, color=[COLOURS[0] if name in OURS.values() else "0.65" for name in names], height=0.7)
-    for place, speed in enumerate(speeds):
-        end, text = (1.0, "–") if math.isnan(speed) else (speed, f"{speed:.2g}")
+    for place, ratio in enumerate(speeds):
+        end, text = (1.0, "–") if math.isnan(ratio) else (ratio, f"{ratio:.2g}")
         axes.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.axvline(1, color="0.3", linewidth=0.8)
     axes.set_xscale("log")
@@ -127,6 +128,35 @@ def _sweeps(panels: Sequence[Axes], rows: Sequence[Mapping[str, Any]], passes: M
         axes.set_title(f"One block, {passes[name]}", fontsize="medium")
         axes.set_xlabel("length L")
     panels[0].set_ylabel("time per sequence, ms")
+
+
+def plot_vision(found: Mapping[str, Any], path: Path) -> None:
+    """Draw the paper's accuracy against pictures a second, a line per family of models through its sizes."""
+    rows = [row for row in found["rows"] if "inference" in row]
+    if not rows:
+        raise ValueError("there is no pass of inference in the record")
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    kinds = [kind for kind in rows[0]["inference"] if found["family"].get(kind, kind) in found["accuracies"]]
+    for i, kind in enumerate(kinds):
+        known = found["accuracies"][found["family"].get(kind, kind)]
+        points = [(speed(row["inference"][kind], row["batch"]["inference"]), row["shape"]["name"]) for row in rows]
+        points = [(each, name) for each, name in points if each]
+        look: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "markersize": 6,
+        }
+        label = "MRConvNeXt, " + kind if found["family"].get(kind, kind) == "merged" else kind
+        axes.plot([each for each, _ in points], [known[name] for _, name in points], label=label, **look)
+        for each, name in points:
+            axes.annotate(name, (each, known[name]), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    axes.set_xlabel(f"images/s on {found['hardware']}, {found['dtype']}, the fastest way of each")
+    axes.set_ylabel("top-1 accuracy on ImageNet in the paper, %")
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
 
 
 def curve(rows: Sequence[Mapping[str, Any]], name: str, kind: str) -> tuple[list[float], bool]:

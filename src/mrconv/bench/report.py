@@ -24,6 +24,8 @@ WAYS = {
     "MiB": "MiB",
 }
 
+SPEEDS = {"ms": "eager", "graph_ms": "graph", "compile_ms": "compiled", "compile_graph_ms": "both"}
+
 
 class Table:
     """Prints rows as they come: a line per pass and way, a column per contestant, then others as multiples of ours.
@@ -117,3 +119,8 @@ def _processor() -> str:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
+
+
+def speed(result: Mapping[str, Any], batch: int, ways: tuple[str, ...] = tuple(SPEEDS)) -> float:
+    """Return pictures a second by the fastest of these ways; 0 if there is none."""
+    return max((1e3 * batch / result[way] for way in ways if result.get(way)), default=0.0)

@@ -65,6 +65,20 @@ class Kind:
     kernel_size: int = 1
 
 
+@dataclass(frozen=True)
+class VisionShape:
+    """Vision models of one size; `reduced` ones have a block per stage and take pictures of 64 x 64."""
+
+    name: str
+    size: str
+    batch: int = 256
+    reduced: bool = False
+
+    def small(self) -> VisionShape:
+        """Return reduced models and a batch of 2."""
+        return replace(self, batch=2, reduced=True)
+
+
 LAYERS = [
     Shape("ListOps l0=1", 50, 2048, 128, "fourier", 1),
     Shape("ListOps l0=2", 50, 2048, 128, "fourier", 2),
@@ -84,6 +98,8 @@ MODELS = [
 ]
 
 LENGTHS = [ModelShape(f"{n}K", max(1, 64 // n), 1024 * n, 256, "fourier", 1, depth=1) for n in (1, 2, 4, 8, 16, 32, 64)]
+
+VISION = [VisionShape("T", "tiny"), VisionShape("S", "small"), VisionShape("B", "base")]
 
 KINDS = [
     Kind("fourier l0=1", "fourier", 1),

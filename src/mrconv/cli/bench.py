@@ -33,6 +33,11 @@ BENCHMARKS: dict[str, tuple[str, list[Any], str]] = {
         shapes.KINDS,
         "2**16 positions of 8 channels, lengths up to 65,536",
     ),
+    "vision": (
+        "images/s of MRConvNeXt, against ConvNeXt and Swin of the same size (timm's, if it is installed)",
+        shapes.VISION,
+        "a block per stage, 2 pictures of 64 x 64",
+    ),
 }
 
 
@@ -52,13 +57,20 @@ def _add(parser: Parser, name: str, entries: list[Any], small: str) -> None:
     parser.add_argument("--small", action="store_true", help=f"{small}: for CPUs")
     known = ", ".join(entry.name for entry in entries)
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only those whose names begin so: {known}")
-    parser.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes", help="default: all")
+    passes = [each for each in PASSES if name != "vision" or each != "forward"]
+    default = ["inference"] if name == "vision" else passes
+    told = "inference" if name == "vision" else "all"
+    parser.add_argument("--pass", nargs="+", choices=passes, default=default, dest="passes", help=f"default: {told}")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results there")
     if name == "model":
         parser.add_argument("--compile", action="store_true", help="measure ours and none under torch.compile too")
+    if name == "vision":
+        parser.add_argument("--compile", action="store_true", help="measure under torch.compile too, block by block")
+        what = "pictures at a time, halved until all contestants have room; default: 256"
+        parser.add_argument("--batch", type=positive, metavar="N", default=0, help=what)
     if name == "compare":
         parser.add_argument("--mixers", nargs="+", metavar="NAME", help="default: all of mrconv.baselines")
-    parser.set_defaults(run=run, benchmark=name, entries=entries, compile=False, mixers=None)
+    parser.set_defaults(run=run, benchmark=name, entries=entries, compile=False, mixers=None, batch=0)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -74,7 +86,7 @@ def run(given: argparse.Namespace) -> None:
 
     if given.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("argument --device: torch finds no CUDA device here; use --device cpu")
-    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes", "mixers")
+    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes", "mixers", "batch")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = Options(device=device, **{name: getattr(given, name) for name in fields})
     try:

@@ -10,7 +10,11 @@ from typing import Any
 
 from .parser import CommandError
 
-BENCHMARKS = {"length": "time against length", "compare": "the speed of all mixers beside S4's, and against length"}
+BENCHMARKS = {
+    "length": "time against length",
+    "compare": "the speed of all mixers beside S4's, and against length",
+    "vision": "the paper's accuracies against images/s",
+}
 
 
 def add(commands: Any) -> None:
@@ -24,7 +28,7 @@ def add(commands: Any) -> None:
         recorded.add_argument("file", type=Path, metavar="FILE.json")
         recorded.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
         recorded.set_defaults(run=run_recorded, benchmark=name)
-    what = "a run's learning curves, the weights of its resolutions and its merged kernels"
+    what = "a run's learning curves, the weights of its resolutions and its merged kernels (on pictures, as maps)"
     trained = figures.add_parser("run", help=what, description=what[0].upper() + what[1:] + ".")
     trained.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     trained.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/figures")

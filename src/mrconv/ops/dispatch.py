@@ -22,7 +22,7 @@ from .costs import cost
 from .fft import fft_conv, fft_conv_reference
 from .normalised import spectral_branch_sum
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
-from .toeplitz import toeplitz_conv
+from .toeplitz import DTYPES, toeplitz_conv
 from .windows import window_branch_sum
 
 Lags = range | tuple[int, ...]
@@ -45,10 +45,10 @@ def _cheapest(u: Tensor, backend: str, ops: Sequence[str], reach: int, taps: int
 
 
 def choose_conv(u: Tensor, lags: Lags, backend: str = "auto") -> Choice:
-    """Choose how `conv` runs: "fft", "toeplitz" (half precision) or, for scattered taps, "taps"."""
+    """Choose how `conv` runs: "fft", "toeplitz" (on a GPU) or, for scattered taps, "taps"."""
     reach = 1 + max(lags, default=0) - min(lags, default=0)
     ops = ["fft"] if lags else []
-    if use_triton(u, backend) and u.element_size() == 2 and lags:
+    if use_triton(u, backend) and u.dtype in DTYPES and lags:
         ops.append("toeplitz")
     if not isinstance(lags, range):
         ops.append("taps")

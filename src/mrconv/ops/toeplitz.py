@@ -1,4 +1,4 @@
-"""Convolution with one dense kernel as products with its Toeplitz matrix: half precision, on the tensor cores.
+"""Convolution with one dense kernel as products with its Toeplitz matrix, on the tensor cores.
 
 It does O(L^2) work where the FFT does O(L log L), on units so much faster that it wins up to some thousand positions.
 """
@@ -11,16 +11,19 @@ from torch import Tensor
 from .backends import use_triton
 from .fft import _fft_conv_backward, bias_gradient, refuse_forward_mode
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def toeplitz_conv(u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
     """Return what `fft_conv` does, plus bias (C,), then through the exact GELU if `gelu`; by Triton.
 
     u (B, C, L) is bfloat16 or float16, and so are the products' factors: the kernel (C, K) is rounded to u's dtype,
-    scaled per channel so that it neither overflows nor underflows. Sums, bias and GELU are float32. The result has
-    u's dtype and memory format.
+    scaled per channel so that it neither overflows nor underflows. Factors in float32 are split into TF32 numbers, of
+    whose products three are added up, which loses about as little as float32. Sums, bias and GELU are float32. The
+    result has u's dtype and memory format.
     """
-    if u.dtype not in (torch.bfloat16, torch.float16):
-        raise TypeError(f"toeplitz_conv takes u in bfloat16 or float16, got {u.dtype}: use fft_conv")
+    if u.dtype not in DTYPES:
+        raise TypeError(f"toeplitz_conv takes u in float32, bfloat16 or float16, got {u.dtype}: use fft_conv")
     if not 0 <= lead < kernel.shape[-1]:
         raise ValueError(f"lead must be from 0 to {kernel.shape[-1] - 1}, below the kernel's length, got {lead}")
     use_triton(u, "triton")

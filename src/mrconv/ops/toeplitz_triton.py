@@ -34,6 +34,7 @@ class Tile(NamedTuple):
 
 
 TILE = Tile(128, 128, 64, 8, 3, 128)  # the best of those tried on an H200, as is
+TILE_FLOAT32 = Tile(128, 64, 32, 8, 3)  # twice the bytes a number, three products for one
 COPIES = 4  # of the kernel, one step apart: loads of 8 bytes
 COPY_TIME, COPY_CHANNELS, COPY_WARPS = 64, 64, 4  # tile of the transposing copies
 STRIP_BLOCK = 1024  # lags at a time where the copies are written
@@ -97,7 +98,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["B", "rows_a_block", "blocks", "tiles", "chunks", "first", "ahead", "origin", "units"])
 def _conv_kernel(  # type: ignore[no-untyped-def]
     x, strip, scale, bias, y, B, rows_a_block, blocks, tiles, chunks, first, ahead, origin, units, x_b, x_c, y_b, y_c,
-    BIAS: tl.constexpr, GELU: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr,
+    BIAS: tl.constexpr, GELU: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One channel, ROWS rows (blocks of time of the sequences), BLOCK positions each; x is chunks * CHUNK long."""
@@ -128,7 +129,7 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
         toeplitz = tl.load(lags - k * CHUNK)  # never outside the strip: see `_strip`
         if WIDE:
             v, toeplitz = v.to(tl.float32), toeplitz.to(tl.float32)
-        total = tl.dot(v, toeplitz, total)
+        total = tl.dot(v, toeplitz, total, input_precision=PRECISION)
 
     total *= tl.load(scale + c)
     if BIAS:
@@ -146,7 +147,7 @@ def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) 
     y = torch.empty_like(u)
     if u.numel() == 0:
         return y
-    tile = TILE
+    tile = TILE_FLOAT32 if u.dtype == torch.float32 else TILE
     ahead, behind = min(lead, L - 1), min(kernel.shape[1] - lead, L)
     strip, scale, origin = _strip(u, kernel, lead, ahead, behind, tile)
     x, out = (z if _has_rows(z, tile.chunk) else _scratch(z, tile.chunk) for z in (u, y))
@@ -157,12 +158,13 @@ def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) 
     padded = triton.next_power_of_2(B)
     rows_a_block = padded if padded <= tile.rows and 3 * padded <= 4 * B else B
     tiles = triton.cdiv(rows_a_block * blocks, tile.rows)
+    precision = "tf32x3" if u.dtype == torch.float32 else "tf32"  # of float32 factors; others are as they are
     _conv_kernel[(tiles * C,)](
         x, strip, scale, scale if bias is None else bias.contiguous(), out, B, rows_a_block, blocks, tiles,
         triton.cdiv(L, tile.chunk), -triton.cdiv(behind - 1, tile.chunk), ahead, origin, strip.shape[2] // 16,
         *x.stride()[:2], *out.stride()[:2], BIAS=bias is not None, GELU=gelu, COPIES=COPIES, WIDE=INTERPRETED,
-        ROWS=tile.rows, BLOCK=tile.block, CHUNK=tile.chunk, STAGES=tile.stages, num_warps=tile.warps,
-        maxnreg=tile.registers,
+        PRECISION="ieee" if INTERPRETED else precision, ROWS=tile.rows, BLOCK=tile.block, CHUNK=tile.chunk,
+        STAGES=tile.stages, num_warps=tile.warps, maxnreg=tile.registers,
     )  # fmt: skip
     if out is not y:
         _copy_rows(y, out, False)

@@ -1,4 +1,4 @@
-"""CIFAR-10 read pixel by pixel: in grey (Image, of Long Range Arena) or in colour (sequential CIFAR)."""
+"""CIFAR-10: pixel by pixel in grey (Image, of Long Range Arena) or colour (sequential CIFAR), or as pictures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .download import Remote
 from .errors import DataError
 from .rows import random_parts
 
-PIXELS = 32 * 32
+SIDE = 32
+PIXELS = SIDE**2
 TRAINING = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
 META = "batches.meta"
@@ -38,7 +39,9 @@ SPLIT_SEED = 42
 
 @dataclass(frozen=True)
 class _Cifar(Task):
-    """What both have in common: the files, the labels, and a tenth of the training images for validation."""
+    """What all have in common: the files, the labels, and a tenth of the training images for validation."""
+
+    encoder: ClassVar[str] = "values"
 
     remotes: ClassVar[tuple[Remote, ...]] = (
         Remote(
@@ -55,7 +58,7 @@ class _Cifar(Task):
 
     @abstractmethod
     def pixels(self, planes: np.ndarray) -> np.ndarray:
-        """Return what a model sees, uint8 (n, 1024, channels), of red, green and blue planes, uint8 (n, 3, 1024)."""
+        """Return what is stored, uint8 (n, 1024, channels) or pictures, of planes of the three colours (n, 3, 1024)."""
 
     @abstractmethod
     def scaling(self) -> tuple[Any, Any]:
@@ -92,10 +95,11 @@ class _Cifar(Task):
             "test": {"x": contents[TEST][0], "y": contents[TEST][1]},
         }
         facts = {
-            "encoder": "values",
+            "encoder": self.encoder,
             "classes": contents[META],
             "length": PIXELS,
-            "channels": x.shape[2],
+            "channels": x.shape[-1],
+            "size": SIDE,
             "md5": sums,
             "original": sums == MD5,
         }
@@ -137,6 +141,19 @@ class SCIFAR(_Cifar):
         """Return scale and shift per channel, (1, 3)."""
         mean, std = np.array([[0.4914, 0.4822, 0.4465]]), np.array([[0.247, 0.243, 0.261]])
         return (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
+
+
+@register_task("cifar")
+@dataclass(frozen=True)
+class CIFAR10(SCIFAR):
+    """CIFAR-10 as pictures, normalised as sequential CIFAR is."""
+
+    title = "CIFAR-10: pictures of 32 x 32 in colour, 10 classes"
+    encoder = "image"
+
+    def pixels(self, planes: np.ndarray) -> np.ndarray:
+        """Return pictures (n, 32, 32, 3)."""
+        return super().pixels(planes).reshape(-1, SIDE, SIDE, 3)
 
 
 def batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:

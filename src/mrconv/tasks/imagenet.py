@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Change = Callable[["Image", random.Random], "Image"]
 CROP = 0.875  # of the resized picture's shorter side, in evaluation
 
 
@@ -118,6 +119,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         size: side of what is returned; by default the task's.
         train: whether to draw at random; by default for the split "train".
         seed: of the drawing.
+        change: what else is done to a picture in training, given it and what to draw from.
     """
 
     def __init__(
@@ -128,12 +130,13 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         size: int | None = None,
         train: bool | None = None,
         seed: int = 0,
+        change: Change | None = None,
     ) -> None:
         if split not in data.splits:
             raise ValueError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}")
         if not data.facts.get("files"):
             raise ValueError(f"{data.name} is not a list of files: its rows are {data.encoder}")
-        self.split, self.seed = data.splits[split], seed
+        self.split, self.seed, self.change = data.splits[split], seed, change
         self.root = Path(root or data.facts["root"])
         self.size = size or int(data.facts["size"])
         self.train = split == "train" if train is None else train
@@ -150,7 +153,10 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = read_image(self.root / os.fsdecode(self.split.x[index]), "RGB")
         if self.train:
-            image = random_part(image, self.size, random.Random(f"{self.seed} {int(self.epoch)} {index}"))
+            draw = random.Random(f"{self.seed} {int(self.epoch)} {index}")
+            image = random_part(image, self.size, draw)
+            if self.change is not None:
+                image = self.change(image, draw)
         else:
             image = middle(image, self.size)
         x = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255  # (3, size, size)

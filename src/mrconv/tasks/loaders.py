@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .base import Prepared, Split
-from .imagenet import ImageFiles
+from .imagenet import Change, ImageFiles
 
 WINDOW = 50  # batches among which rows of about the same length are put together
 PIECE = 4096  # rows that are unpacked at a time
@@ -26,7 +26,10 @@ PIECE = 4096  # rows that are unpacked at a time
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs (B, L) of tokens or (B, L, C) of values, labels (B,), and lengths (B,) where rows differ in length."""
+    """Inputs (B, L) of tokens, (B, L, C) of values or (B, C, H, W) of pictures, and labels (B,).
+
+    Where rows differ in length there are lengths (B,); in a pair, second inputs.
+    """
 
     x: Tensor
     y: Tensor
@@ -190,6 +193,14 @@ def _scaling(data: Prepared, device: torch.device | str | None = None) -> tuple[
     return tuple(torch.as_tensor(np.array(z, np.float32), device=device) for z in (data.scale, data.shift))  # type: ignore[return-value]
 
 
+def _as_input(data: Prepared, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return stored rows of equal length as a model takes them; pictures have their channels first, in name only."""
+    if data.encoder == "tokens":
+        return x.long()
+    x = x * scale + shift
+    return x.permute(0, 3, 1, 2) if data.encoder == "image" else x
+
+
 class _Rows(Dataset[Batch]):
     """A split as a torch data set, a whole batch at a time."""
 
@@ -209,7 +220,7 @@ class _Rows(Dataset[Batch]):
         split = self.split
         if split.offsets is None:
             x = torch.from_numpy(np.ascontiguousarray(split.x[index]))
-            return Batch(x.long() if self.data.encoder == "tokens" else x * self.scale + self.shift, y)
+            return Batch(_as_input(self.data, x, self.scale, self.shift), y)
         x, lengths = self._padded(split.x, split.offsets, index)
         if split.x2 is None or split.offsets2 is None:
             return Batch(x, y, lengths)
@@ -227,8 +238,9 @@ class _Rows(Dataset[Batch]):
 class _Files(Dataset[Batch]):
     """A split of pictures in files as a torch data set, a whole batch at a time: (B, 3, size, size)."""
 
-    def __init__(self, loader: BatchLoader) -> None:
-        self.images = ImageFiles(loader.data, loader.split.name, train=loader.plan.train, seed=loader.plan.seed)
+    def __init__(self, loader: BatchLoader, change: Change | None = None) -> None:
+        plan = loader.plan
+        self.images = ImageFiles(loader.data, loader.split.name, train=plan.train, seed=plan.seed, change=change)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -246,11 +258,21 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class WorkerLoader(BatchLoader):
-    """Batches by torch's DataLoader, read from the memory-mapped arrays, or from files, by `workers` processes."""
+    """Batches by torch's DataLoader, read from the memory-mapped arrays, or from files, by `workers` processes.
 
-    def __init__(self, *args: Any, workers: int = 0, pin_memory: bool = False, **options: Any) -> None:
+    `change` is what `ImageFiles` takes, for pictures in files.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        workers: int = 0,
+        pin_memory: bool = False,
+        change: Change | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
-        self.dataset: _Rows | _Files = (_Files if self.data.facts.get("files") else _Rows)(self)
+        self.dataset: _Rows | _Files = _Files(self, change) if self.data.facts.get("files") else _Rows(self)
         self.workers, self.pin_memory = workers, pin_memory
 
     def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
@@ -270,7 +292,7 @@ class WorkerLoader(BatchLoader):
 
 
 def data_loader(data: Prepared, split: str, batch_size: int, **options: Any) -> WorkerLoader:
-    """Return a loader that reads from disk; options are those of `BatchLoader`, `workers` and `pin_memory`."""
+    """Return a loader that reads from disk; options are those of `BatchLoader` and `WorkerLoader`."""
     return WorkerLoader(data, split, batch_size, **options)
 
 
@@ -319,7 +341,7 @@ class ResidentLoader(BatchLoader):
         rows, known, lengths = held
         x = rows.index_select(0, index)
         if known is None or lengths is None:
-            return (x.long() if self.data.encoder == "tokens" else x * self.scale + self.shift), None
+            return _as_input(self.data, x, self.scale, self.shift), None
         width = self.width(int(known[here].max()))
         x = x[:, :width] if width <= x.shape[1] else torch.nn.functional.pad(x, (0, width - x.shape[1]))
         return x.long(), lengths.index_select(0, index)

@@ -65,10 +65,18 @@ def example(data: Prepared, split: Split, i: int) -> str:
     row = np.asarray(split.row(i))
     if row.dtype.kind == "S":
         return f"{head}, {row.item().decode()}"
-    side = math.isqrt(len(row))
-    if row.dtype == np.uint8 and side * side == len(row):
-        return f"{head}\n{picture(row.reshape(side, side, -1).mean(-1))}"
+    image = pixels(row)
+    if image is not None:
+        return f"{head}\n{picture(image.mean(-1))}"
     return f"{head}\n{waveform(row[:, 0])}"
+
+
+def pixels(row: np.ndarray) -> np.ndarray | None:
+    """Return a row as a square picture (side, side, channels), if it is one."""
+    side = math.isqrt(len(row))
+    if row.ndim == 3:
+        return row
+    return row.reshape(side, side, -1) if row.dtype == np.uint8 and side * side == len(row) else None
 
 
 def as_text(data: Prepared, row: np.ndarray) -> str:
@@ -135,10 +143,9 @@ def figure(data: Prepared, out: Path, count: int = 8) -> None:
 
 
 def _draw(axes: Any, data: Prepared, row: np.ndarray) -> None:
-    side = math.isqrt(len(row))
-    if row.dtype == np.uint8 and side * side == len(row):
-        pixels = row.reshape(side, side, -1)
-        axes.imshow(pixels if pixels.shape[-1] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255)
+    image = pixels(row)
+    if image is not None:
+        axes.imshow(image if image.shape[-1] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=255)
         axes.set_axis_off()
     else:
         axes.plot(row, linewidth=0.4)

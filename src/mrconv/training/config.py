@@ -30,9 +30,15 @@ class Experiment:
     kernels, none for biases and norms, cosine to 0 after `warmup_epochs` of linear rise, per step; `clip` and `ema` of
     0 are off. The machine: `precision` ("auto": bfloat16 where a GPU has it, with parameters in float32), `graphs` (on
     one GPU, a step is captured for each shape of batch and replayed; not where rows differ in length and `pad` is
-    "batch", which gives too many), `compile`, `loader` ("auto": on the GPU itself if
-    there is one and the data fits), `pad` (a batch to its longest row, "batch", to a multiple of a number, or to the
-    task's length, "max"), `devices`, `strategy` and `nodes` as Lightning has them.
+    "batch", which gives too many), `compile`, `loader` ("auto": on the GPU itself if there is one and the data fits),
+    `pad` (a batch to its longest row, "batch", to a multiple of a number, or to the task's length, "max"), `devices`,
+    `strategy` and `nodes` as Lightning has them.
+
+    Tasks of pictures train an `MRConvNeXt` of `depths`, `dims` and `kernel_sizes` per stage, with `patch_size`,
+    `drop_path` and `layer_scale` (`mixer` "conv" makes it a ConvNeXt), in the place of `kernel_size`, `depth`,
+    `d_model` and the rest of the block. Their recipe may have `label_smoothing`, `randaugment` (the magnitude, on
+    pictures in files), `crop` (by how many pixels pictures are moved), `flip` (mirrored or not), `erasing` (the share
+    of pictures that lose a rectangle), `mixup` and `cutmix` (the strengths of both); 0 is off.
     """
 
     name: str = "run"
@@ -59,6 +65,12 @@ class Experiment:
     pool: str = "mean"
     mask_padding: bool = False
     momentum: float = 0.1
+    depths: list[int] = field(default_factory=list)
+    dims: list[int] = field(default_factory=list)
+    kernel_sizes: list[int] = field(default_factory=list)
+    patch_size: int = 4
+    drop_path: float = 0.0
+    layer_scale: float = 1e-6
     backend: str = "auto"
     # the recipe
     lr: float = 0.003
@@ -69,6 +81,13 @@ class Experiment:
     warmup_epochs: float = 1.0
     clip: float = 0.0
     ema: float = 0.0
+    label_smoothing: float = 0.0
+    randaugment: float = 0.0
+    crop: int = 0
+    flip: bool = False
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
     seed: int = 0
     # the machine
     precision: str = "auto"
@@ -96,7 +115,7 @@ class Experiment:
             if value not in allowed:
                 known = ", ".join("null" if each is None else str(each) for each in allowed)
                 raise ValueError(f"{name} must be one of {known}; got {value!r}")
-        for name in ("kernel_size", "depth", "d_model", "batch_size", "epochs", "nodes"):
+        for name in ("kernel_size", "depth", "d_model", "batch_size", "epochs", "nodes", "patch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         for name in (
@@ -109,12 +128,17 @@ class Experiment:
             "limit_train",
             "limit_eval",
             "workers",
+            "layer_scale",
+            "randaugment",
+            "crop",
+            "mixup",
+            "cutmix",
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}")
         if self.pad not in ("batch", "max") and (not isinstance(self.pad, int) or self.pad < 1):
             raise ValueError(f"pad must be batch, max or a number of positions; got {self.pad!r}")
-        for name in ("dropout", "ema"):
+        for name in ("dropout", "ema", "drop_path", "label_smoothing", "erasing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1); got {getattr(self, name)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 
 from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
 from mrconv.tasks.base import Count, nothing
+from mrconv.tasks.randaugment import rand_augment
 
+from .augment import augment
 from .config import Experiment
 
 ROOM = 0.25  # of a GPU's memory that a resident training split may take
@@ -71,6 +74,8 @@ class TaskData(pl.LightningDataModule):
             resident = e.loader == "resident" or (e.loader == "auto" and self._fits(split, device))
             if not resident and self.data.encoder != "text":
                 options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
+                if e.randaugment and train:
+                    options["change"] = functools.partial(rand_augment, magnitude=e.randaugment)
             size = e.batch_size if train else EVALUATED * e.batch_size
             place = device if resident else None
             self.loaders[key] = make_loader(self.data, split, size, place, bucket=e.bucket or not train, **options)
@@ -79,8 +84,10 @@ class TaskData(pl.LightningDataModule):
     def _fits(self, split: str, device: torch.device) -> bool:
         if device.type != "cuda":
             return False
-        rows, width = len(self.data.splits[split]), int(self.data.splits[split].lengths.max())
-        size = rows * width * self.data.channels * self.data.splits[split].x.itemsize
+        rows = self.data.splits[split]
+        if rows.x.dtype.kind == "S":  # names of files
+            return False
+        size = rows.x.nbytes if rows.offsets is None else len(rows) * int(rows.lengths.max()) * rows.x.itemsize
         return size < ROOM * torch.cuda.get_device_properties(device).total_memory
 
     def _own(self, split: str, train: bool) -> BatchLoader:
@@ -103,3 +110,9 @@ class TaskData(pl.LightningDataModule):
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch."""
         return batch.to(device, non_blocking=True)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Change a training batch of pictures."""
+        if self.data.encoder != "image" or self.trainer is None or not self.trainer.training:
+            return batch
+        return augment(batch, self.experiment, len(self.data.classes))

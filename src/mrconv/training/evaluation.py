@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-import mrconv
-from mrconv import MRConv, reparameterize
+from mrconv import MRConv, MRConvNeXt, reparameterize
+from mrconv.info import example
 
 from .compose import composed, spelled_out
 from .config import Experiment
@@ -42,7 +41,7 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 def evaluate(
     folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
 ) -> dict[str, float]:
-    """Return a run's score by split; at another rate, the model is sampled anew and merged there.
+    """Return a run's score by split; at another rate or picture size, the model is sampled anew and merged there.
 
     A run whose merged model was left out, which can be many times larger than the trained one, is merged again.
     """
@@ -59,6 +58,9 @@ def evaluate(
         model = saved_model(folder / MODEL)
         if merged:
             reparameterize(model, rate)
+    size = data.facts.get("size")
+    if merged and isinstance(model, MRConvNeXt) and model.image_size != (size, size):
+        model = saved_model(folder / MODEL).resized(size)  # type: ignore[operator]
     return score(model.to(place), data, experiment, place, None if merged else rate)
 
 
@@ -89,10 +91,6 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
 @torch.no_grad()
 def difference(model: nn.Module, merged: nn.Module, rate: float | None) -> float:
     """Return the largest difference of two models' logits on random inputs, relative to the largest logit."""
-    c: Any = model.config
-    length = max(1, round(c.l_max * (rate or 1)))
-    shape = (2, length) if c.vocab_size else (2, length, c.d_input)
-    x = torch.randint(c.vocab_size, shape) if c.vocab_size else torch.randn(shape)
-    inputs = (x, x.flip(0)) if isinstance(model, mrconv.TwoTowerClassifier) else (x,)
+    inputs = example(model, 2, rate)
     a, b = model(*inputs, rate=rate), merged(*inputs)
     return float((a - b).abs().max() / a.abs().max())

@@ -16,9 +16,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from torch import nn
 
-from mrconv import MRConv
+from mrconv import MRConv, MRConvNeXt
 from mrconv.bench.plot import COLOURS
 
+from .kernel_maps import kernel_maps
 from .metrics import SCORES
 from .paper import published
 from .record import read_json, saved_model
@@ -51,6 +52,9 @@ def draw_run(folder: Path, out: Path | None = None) -> list[Path]:
             drawn.append(out / "alpha.png")
         merged_kernels(model, out / "kernels.png")
         drawn.append(out / "kernels.png")
+        if isinstance(model, MRConvNeXt):
+            kernel_maps(model, out / "maps.png")
+            drawn.append(out / "maps.png")
     return drawn
 
 

@@ -21,6 +21,7 @@ from .config import Experiment
 from .graphs import GraphedStep
 from .metrics import Score
 from .schedule import cosine_with_warmup
+from .vision import build_vision
 
 CHECK_EVERY = 100  # steps between looks at the loss, each of which waits for the device
 
@@ -32,8 +33,10 @@ class NotFinite(RuntimeError):
 def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
     """Return the experiment's model for a task's data."""
     e = experiment
+    if data.encoder == "image":
+        return build_vision(e, data)
     if data.encoder not in ("tokens", "values", "text") or bool(data.classes) == (data.encoder == "text"):
-        raise ValueError(f"{data.name} is not a task of classifying sequences or of predicting text")
+        raise ValueError(f"{data.name} is not a task of classifying sequences or pictures, or of predicting text")
     options: dict[str, Any] = (
         {"d_input": data.channels} if data.encoder == "values" else {"vocab_size": len(data.vocabulary)}
     )
@@ -65,15 +68,19 @@ def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
 
 
 def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
-    """Return a model's logits for a batch, of one sequence each or of pairs."""
+    """Return a model's logits for a batch, of one sequence each, of pairs or of pictures."""
+    if batch.x.ndim == 4:
+        return model(batch.x)
     if batch.x2 is None:
         return model(batch.x, lengths=batch.lengths, rate=rate)
     return model(batch.x, batch.x2, batch.lengths, batch.lengths2, rate=rate)
 
 
-def cross_entropy(found: Tensor, y: Tensor) -> Tensor:
-    """Return the mean over all labels y (...) that are not ignored, for logits (..., classes)."""
-    return F.cross_entropy(found.float().flatten(0, -2), y.flatten(), ignore_index=IGNORED)
+def cross_entropy(found: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the mean over labels y (...) that are not ignored, or shares (..., classes), for logits (..., classes)."""
+    labels = y.flatten(0, -2) if y.is_floating_point() else y.flatten()
+    found = found.float().flatten(0, -2)
+    return F.cross_entropy(found, labels, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 class Training(pl.LightningModule):
@@ -124,7 +131,8 @@ class Training(pl.LightningModule):
             self.clip_gradients(optimizer.optimizer, e.clip, "norm")
         optimizer.step()
         self.lr_schedulers().step()  # type: ignore[union-attr]
-        self._scores("fitted").add(found, batch.y, loss)
+        labels = batch.y.argmax(-1) if batch.y.is_floating_point() else batch.y  # of mixed pictures, the larger share's
+        self._scores("fitted").add(found, labels, loss)
         if not self.recent:
             self.recent_from = self.global_step
         self.recent.append(loss)
@@ -135,7 +143,7 @@ class Training(pl.LightningModule):
     def pass_through(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Go forward and back; return the loss and the logits."""
         found = logits(self.run_model, batch)
-        loss = cross_entropy(found, batch.y)
+        loss = cross_entropy(found, batch.y, self.experiment.label_smoothing)
         with torch.autocast(self.device.type, enabled=False):
             self.manual_backward(loss)
         return loss.detach(), found.detach()

@@ -29,6 +29,9 @@ PEERS = {
     "scifar": ("MultiresNet", 93.15),
     "speech": ("Liquid-S4", 96.78),
     "speech-8khz": ("S5", 94.53),  # trained at 16 kHz
+    "imagenet-tiny": ("ConvNeXt-T", 82.1),
+    "imagenet-small": ("SGConvNeXt-S", 83.4),
+    "imagenet-base": ("SGConvNeXt-B", 83.9),
 }
 
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
@@ -98,6 +101,12 @@ ACCURACIES: dict[str, float | None] = {
     "scifar-ablation-depth6": 93.57,
     "scifar-ablation-depth8": 94.03,
     "scifar-ablation-depth10": 94.26,
+    "imagenet-tiny-fourier": 82.1,
+    "imagenet-tiny-fourier+sparse": 82.2,
+    "imagenet-small-fourier": 83.3,
+    "imagenet-small-fourier+sparse": 83.4,
+    "imagenet-base-fourier": 83.8,
+    "imagenet-base-fourier+sparse": 83.9,
 }
 for (_size, _kernel), _row in KERNELS.items():
     for _task, _accuracy, _chosen in zip(LRA, _row, CHOSEN[_size], strict=True):
@@ -119,7 +128,7 @@ def published(name: str) -> Published | None:
     known = ACCURACIES | PEER_ACCURACIES
     if name not in known:
         return None
-    task = name if name in PEERS else name.split("-")[0]
+    task = next(key for key in (name, name.rpartition("-")[0], name.split("-")[0]) if key in PEERS)
     return Published(known[name], *PEERS[task])
 
 
@@ -138,6 +147,7 @@ EPOCHS = {
     "pathx": 50,
     "scifar": 300,
     "speech": 40,
+    "imagenet": 300,
 }
 
 # Training examples in print. Path-X has no count of its own, and that of Speech Commands is of another split.

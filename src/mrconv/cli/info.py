@@ -1,0 +1,49 @@
+"""mrconv info: what a model is made of."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .parser import CommandError
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    about = "tell a model's parameters and operations, trained and merged, part by part"
+    parser = commands.add_parser("info", help=about, description=about.capitalize() + ".")
+    what = "a model's name such as mrconvnext_tiny_fourier, a run folder, or a folder that save_pretrained wrote"
+    parser.add_argument("model", metavar="NAME_OR_FOLDER", help=what)
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Find the model, count, print."""
+    from mrconv.info import parts, table
+
+    model = find(given.model)
+    print(f"{given.model}: {type(model).__name__}\n")
+    print(table(parts(model)))
+    print("\nG: 10^9 multiply-adds for one input, merged; in mixing, two operations of an FFT count as one")
+
+
+def find(name: str) -> Any:
+    """Return the model of a name or a folder."""
+    from mrconv.vision import MRConvNeXt, variants
+
+    if name in variants():
+        return MRConvNeXt.named(name, device="meta")
+    folder = Path(name)
+    try:
+        from mrconv.training.record import saved_model
+    except ImportError as error:
+        raise CommandError(f"a model in a folder needs {error.name}: pip install 'mrconv[train]'") from None
+    try:
+        return saved_model(folder / "model" if (folder / "model" / "config.json").exists() else folder)
+    except FileNotFoundError:
+        raise CommandError(
+            f"{name} is neither a folder that holds a model nor a model's name; the names are {', '.join(variants())}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
