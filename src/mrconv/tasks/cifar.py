@@ -20,7 +20,8 @@ from .download import Remote
 from .errors import DataError
 from .rows import random_parts
 
-PIXELS = 32 * 32
+SIDE = 32
+PIXELS = SIDE**2
 TRAINING = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
 META = "batches.meta"
@@ -96,6 +97,8 @@ class _Cifar(Task):
             "classes": contents[META],
             "length": PIXELS,
             "channels": x.shape[2],
+            "height": SIDE,
+            "width": SIDE,
             "md5": sums,
             "original": sums == MD5,
         }

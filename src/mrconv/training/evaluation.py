@@ -16,8 +16,8 @@ from mrconv import MRConv, reparameterize
 from .compose import composed, spelled_out
 from .config import Experiment
 from .data import prepare
-from .record import saved_model
-from .run import MERGED, MODEL, read_run, score
+from .record import MERGED, MODEL, save_model, saved_inputs, saved_model
+from .run import read_run, score
 
 CHANGEABLE = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
@@ -69,7 +69,8 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     if not error < 1e-3:
         raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None or rate == experiment.rate else f"{MERGED}-{rate:g}")
-    merged.save_pretrained(out)  # type: ignore[operator]
+    inputs = saved_inputs(folder / MODEL)
+    save_model(merged, out, inputs if inputs is None or rate is None else inputs.decimated(rate))
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)
 

@@ -22,6 +22,7 @@ from torch import nn
 from mrconv import reparameterize
 from mrconv.tasks import BatchLoader, Prepared, data_loader
 from mrconv.tasks.base import Count, nothing
+from mrconv.tasks.inputs import Inputs
 
 from . import record
 from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
@@ -30,8 +31,8 @@ from .data import TaskData, prepare
 from .figures import draw_run
 from .module import NotFinite, Training, build_model, logits
 from .progress import EpochLines
+from .record import MERGED, MODEL
 
-MODEL, MERGED = "model", "merged"
 MACHINE = {
     "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "backend", "checkpoint_minutes",
     "wandb", "out",
@@ -134,11 +135,12 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
     model = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
-    model.cpu().save_pretrained(folder / MODEL)  # type: ignore[operator]
+    inputs = Inputs.of(data)
+    record.save_model(model.cpu(), folder / MODEL, inputs)
     parameters = sum(p.numel() for p in model.parameters())
     reparameterize(model)
     merged = score(model.to(device), data, experiment, device)
-    model.cpu().save_pretrained(folder / MERGED)  # type: ignore[operator]
+    record.save_model(model.cpu(), folder / MERGED, inputs)
     result = {
         "name": experiment.name,
         "task": experiment.task,

@@ -1,0 +1,302 @@
+"""A saved model and what it takes, ready to answer."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier
+from mrconv.tasks import DataError
+from mrconv.tasks.inputs import Inputs, Row
+from mrconv.training.record import MERGED, saved_inputs, saved_model
+
+SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
+MOST_NEW = 100_000  # tokens of one request
+Rows = tuple[Row, ...]
+"""One sequence, or two for a model of pairs."""
+
+
+class WrongKind(DataError):
+    """A body of a kind that the model does not take."""
+
+
+class Served:
+    """A model on a device, in eval mode.
+
+    Args:
+        folder: of a run, whose merged model is taken, or of any model that `save_pretrained` wrote.
+        device: where it runs.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self.folder = folder / MERGED if (folder / MERGED).is_dir() else folder
+        self.model: Any = saved_model(self.folder).to(device).eval()
+        if not isinstance(self.model, SequenceClassifier | TwoTowerClassifier | LanguageModel):
+            raise ValueError(
+                f"{folder} holds a {type(self.model).__name__}; classifiers and language models are served"
+            )
+        self.device, self.dtype = torch.device(device), next(self.model.parameters()).dtype
+        self.generates = isinstance(self.model, LanguageModel)
+        config = self.model.config
+        self.inputs = saved_inputs(self.folder) or Inputs.unknown(config)
+        known = {"vocab_size": len(self.inputs.vocabulary) or None, "n_classes": len(self.inputs.classes)}
+        if known["vocab_size"] is None:
+            known["d_input"] = self.inputs.channels
+        for name, value in known.items():
+            own = getattr(config, name, 0) or (config.d_model if name == "d_input" else None)
+            if (own or None) != (value or None):
+                raise ValueError(f"{self.folder}: inputs.json is of another model: {name} is {value} there, {own} here")
+        self.classes = self.inputs.classes or self.inputs.vocabulary
+        # where padding reaches an answer, only sequences of one length share a batch: no answer depends on the others'
+        self.mixes_lengths = not config.bidirectional or config.mask_padding
+        self.no_stream = self._no_stream(config)
+
+    def _no_stream(self, config: Any) -> str | None:
+        """Return why the model cannot stream; None if it can."""
+        if isinstance(self.model, TwoTowerClassifier):
+            return "a model of pairs needs both sequences whole and cannot stream"
+        if config.bidirectional:
+            return (
+                "the model is bidirectional: it needs the future of its input and cannot stream. Train a causal one, "
+                "bidirectional=false; for speech there is experiment=speech-causal"
+            )
+        return None if config.mixer == "mrconv" else f"streaming is for MRConv; the model's mixer is {config.mixer}"
+
+    def about(self) -> dict[str, Any]:
+        """Return what a client needs to know."""
+        i = self.inputs
+        return {
+            "model": type(self.model).__name__,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "kind": i.kind,
+            "length": i.length,
+            "classes": list(i.classes),
+            "channels": i.channels,
+            "pair": isinstance(self.model, TwoTowerClassifier),
+            "sampling_rate": i.sampling_rate,
+            "height": i.height,
+            "width": i.width,
+            "generates": self.generates,
+            "streams": self.no_stream is None,
+            "no_stream": self.no_stream,
+        }
+
+    def rows(self, content: bytes, media_type: str) -> Rows:
+        """Return the model's input, of a body of a media type; DataError tells what is wrong with it."""
+        family, own = media_type.partition("/")[0], self.inputs.kind
+        if media_type == "application/json":
+            return self._from_json(content)
+        if family in ("text", "audio", "image"):
+            if family != own and (family, own) != ("text", "tokens"):
+                raise WrongKind(f"the model takes {own}, not {family}")
+        elif media_type not in ("application/octet-stream", "application/x-www-form-urlencoded", ""):
+            raise WrongKind(f"bodies of type {media_type:.60} are not known; send JSON, text, audio or an image")
+        if own == "values":
+            raise WrongKind('the model takes numbers: send JSON, {"values": [[...], ...]}')
+        if isinstance(self.model, TwoTowerClassifier):
+            raise WrongKind('the model takes pairs: send JSON, {"text": "...", "text2": "..."}')
+        if own == "audio":
+            return (self.inputs.audio(content),)
+        return (self.inputs.image(content) if own == "image" else self._text(decoded(content)),)
+
+    def _from_json(self, content: bytes) -> Rows:
+        found = parsed(decoded(content))
+        ends = ("", "2") if isinstance(self.model, TwoTowerClassifier) else ("",)
+        allowed = [f"{name}{end}" for name in self._fields() for end in ends]
+        wrong = [name for name in found if name not in allowed]
+        rows = []
+        for end in ends:
+            given = [name for name in self._fields() if f"{name}{end}" in found]
+            if wrong or len(given) != 1:
+                names = " and one of ".join(" or ".join(f"{name}{end}" for name in self._fields()) for end in ends)
+                raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
+            rows.append(self.row(given[0], found[given[0] + end]))
+        return tuple(rows)
+
+    def _fields(self) -> tuple[str, ...]:
+        return ("text", "tokens") if self.inputs.vocabulary else ("values",)
+
+    def row(self, name: str, value: Any) -> Row:
+        """Return an input that JSON gives as text, tokens or values."""
+        if name == "values":
+            return self.inputs.values(value)
+        return self._text(value) if name == "text" else self.inputs.tokens(checked_tokens(value))
+
+    def _text(self, text: Any) -> Row:
+        return self.inputs.tokens(self.inputs.symbols(checked_text(text)))
+
+    @torch.inference_mode()
+    def predict(self, rows: Sequence[Rows]) -> list[np.ndarray]:
+        """Return the probabilities of each: of the classes or, by a language model, of the next token."""
+        found: list[np.ndarray] = [np.empty(0)] * len(rows)
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, row in enumerate(rows):
+            groups[None if self.mixes_lengths else tuple(len(each.x) for each in row)].append(i)
+        for places in groups.values():
+            sides = [self._padded([rows[i][side].x for i in places]) for side in range(len(rows[0]))]
+            xs, lengths = zip(*sides, strict=True)
+            logits = self.model(*xs, *lengths)
+            if self.generates:
+                logits = logits[torch.arange(len(places), device=self.device), lengths[0] - 1]
+            for i, each in zip(places, probabilities(logits), strict=True):
+                found[i] = each
+        return found
+
+    def named(self, found: np.ndarray) -> dict[str, Any]:
+        """Return the likeliest class, or next token, and the probabilities by name."""
+        return {
+            "label": self.classes[int(found.argmax())],
+            "probabilities": dict(zip(self.classes, found.tolist(), strict=True)),
+        }
+
+    def _padded(self, xs: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
+        """Return sequences as one tensor, and the lengths of those of tokens: values all have the model's."""
+        if not self.inputs.vocabulary:
+            return torch.from_numpy(np.stack(xs)).to(self.device, self.dtype), None
+        lengths = torch.tensor([len(x) for x in xs])
+        out = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in xs], batch_first=True)
+        return out.to(self.device), lengths.to(self.device)
+
+
+class Stream:
+    """One sequence that comes in chunks, its state, and how far it has come."""
+
+    def __init__(self, served: Served) -> None:
+        self.served, self.inputs = served, served.inputs
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new sequence."""
+        self.state = self.served.model.initial_state(1, device=self.served.device, dtype=self.served.dtype)
+        self.position, self.last = 0, np.empty(0)
+
+    def answer(self, found: bytes | Mapping[str, Any]) -> dict[str, Any]:
+        """Take a chunk, or the end; return the prediction up to there. After the end, a new sequence begins."""
+        end = not isinstance(found, bytes) and dict(found) == {"end": True}
+        if end and self.position == 0:
+            raise DataError("nothing came before the end")
+        x = self.rest() if end else self.chunk(found)
+        if len(x):
+            self.last = self.feed(x)
+        result = {"position": self.position, "end": end, **self.served.named(self.last)}
+        if end:
+            self.reset()
+        return result
+
+    def chunk(self, found: bytes | Mapping[str, Any]) -> np.ndarray:
+        """Return the next positions, as the model takes them: of samples, 16 bits each, or of JSON."""
+        if isinstance(found, bytes):
+            self.inputs.takes("audio")
+            if not found or len(found) % 2:
+                raise DataError(f"expected samples of two bytes each; got {len(found)} bytes")
+            return self._values(np.frombuffer(found, "<i2"))
+        fields = self.served._fields()
+        given = [name for name in fields if name in found]
+        if len(given) != 1 or len(found) != 1:
+            names = " or ".join((*fields, "end"))
+            raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
+        value = found[given[0]]
+        if given[0] == "values":
+            return self._values(value)
+        symbols = self.inputs.symbols(checked_text(value)) if given[0] == "text" else checked_tokens(value)
+        if not symbols:
+            raise DataError("expected at least one symbol; got none")
+        return self.inputs.numbers(symbols)
+
+    def _values(self, values: Any) -> np.ndarray:
+        return self.inputs.normalised(self.inputs.array(values), self.position)
+
+    def rest(self) -> np.ndarray:
+        """Return what `/predict` would put behind the sequence so far: <eos>, or zeros up to the model's length."""
+        if self.inputs.vocabulary:
+            return np.array(self.inputs.end, np.int64)
+        zeros = np.zeros((max(0, self.inputs.length - self.position), self.inputs.channels), np.float32)
+        return self.inputs.normalised(zeros, self.position) if len(zeros) else zeros
+
+    @torch.inference_mode()
+    def feed(self, x: np.ndarray) -> np.ndarray:
+        """Take the next positions; return the probabilities after the last of them."""
+        tensor = torch.from_numpy(x)[None].to(self.served.device)
+        logits, self.state = self.served.model.stream(
+            tensor.to(self.served.dtype) if tensor.is_floating_point() else tensor, self.state
+        )
+        self.position += len(x)
+        return probabilities(logits[:, -1])[0]
+
+
+def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], None]) -> str:
+    """Tell what a language model writes after a prompt, symbol by symbol; return all of it."""
+    options = dict(found)
+    prompt = served.inputs.numbers(served.inputs.symbols(checked_text(options.pop("text", None))))
+    new, seed = options.pop("new_tokens", 200), options.pop("seed", None)
+    for name, kind in SAMPLING.items():
+        if name in options and (isinstance(options[name], bool) or not isinstance(options[name], kind)):
+            raise DataError(f"{name} must be a number; got {options[name]!r:.60}")
+    if unknown := set(options) - set(SAMPLING):
+        known = ", ".join(("text", "new_tokens", *SAMPLING, "seed"))
+        raise DataError(f"{min(unknown)!r:.60} is not known; there are {known}")
+    if isinstance(new, bool) or not isinstance(new, int) or not 1 <= new <= MOST_NEW:
+        raise DataError(f"new_tokens must be from 1 to {MOST_NEW:,}; got {new!r:.60}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise DataError(f"seed must be a whole number from 0 on; got {seed!r:.60}")
+    if len(prompt) == 0:
+        raise DataError("text must have at least one symbol, to go on from")
+    generator = None if seed is None else torch.Generator(served.device).manual_seed(seed)
+    space = "" if served.inputs.kind == "text" else " "
+    pieces: list[str] = []
+
+    def each(token: Tensor) -> None:
+        pieces.append(served.inputs.vocabulary[int(token)] + space)
+        tell(pieces[-1])
+
+    x = torch.from_numpy(prompt)[None].to(served.device)
+    try:
+        served.model.generate(x, new, generator=generator, callback=each, **options)
+    except ValueError as error:  # of an option out of range
+        raise DataError(str(error)) from None
+    return "".join(pieces)
+
+
+def probabilities(logits: Tensor) -> np.ndarray:
+    """Return softmax of (B, classes)."""
+    return logits.float().softmax(-1).cpu().numpy()
+
+
+def decoded(content: bytes) -> str:
+    """Return UTF-8 as text."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the body is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return a JSON object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"expected a JSON object; got {text[:60]}")
+    return found
+
+
+def checked_text(text: Any) -> str:
+    """Refuse anything but a string."""
+    if not isinstance(text, str):
+        raise DataError(f"text must be a string; got {text!r:.60}")
+    return text
+
+
+def checked_tokens(tokens: Any) -> list[str | int]:
+    """Refuse anything but a list of symbols: strings, or numbers that name them."""
+    if not isinstance(tokens, list) or any(isinstance(t, bool) or not isinstance(t, str | int) for t in tokens):
+        raise DataError(f"tokens must be a list of symbols; got {tokens!r:.60}")
+    return tokens
