@@ -73,7 +73,7 @@ def create_app(served: Served, options: Options) -> FastAPI:
             return served.predict(rows)
 
     batcher = Batcher(answer, executor, options.batch, options.wait_ms / 1000, options.waiting)
-    metrics.waiting.set_function(batcher.queue.qsize)
+    metrics.waiting.set_function(lambda: batcher.pending)
     streams = Streams(served, executor, metrics, options.timeout, options.streams)
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class Busy(Exception):
-    """More requests wait than may."""
+    """More items wait than may."""
 
 
 class Batcher(Generic[T, R]):
@@ -20,7 +20,7 @@ class Batcher(Generic[T, R]):
 
     Args:
         answer: from a batch of items to their results; runs in the executor, one batch at a time.
-        most: items that may wait; more are refused.
+        most: items that may be without a result; more are refused.
     """
 
     def __init__(
@@ -28,14 +28,19 @@ class Batcher(Generic[T, R]):
     ) -> None:
         self.answer, self.executor, self.size, self.wait, self.most = answer, executor, size, wait, most
         self.queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue()
+        self.pending = 0
 
     async def ask(self, item: T) -> R:
         """Return the item's result."""
-        if self.queue.qsize() >= self.most:
+        if self.pending >= self.most:
             raise Busy
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self.queue.put_nowait((item, future))
-        return await future
+        self.pending += 1
+        try:
+            return await future
+        finally:
+            self.pending -= 1
 
     async def work(self) -> None:
         """Answer, until cancelled."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier
 from mrconv.tasks import DataError
 from mrconv.tasks.inputs import Inputs, Row
+from mrconv.tasks.rows import SPECIAL
 from mrconv.training.record import MERGED, saved_inputs, saved_model
 
 SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
@@ -36,6 +37,7 @@ class Served:
     """
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self.name = folder.resolve().name
         self.folder = folder / MERGED if (folder / MERGED).is_dir() else folder
         self.model: Any = saved_model(self.folder).to(device).eval()
         if not isinstance(self.model, SequenceClassifier | TwoTowerClassifier | LanguageModel):
@@ -73,10 +75,12 @@ class Served:
         """Return what a client needs to know."""
         i = self.inputs
         return {
+            "name": self.name,
             "model": type(self.model).__name__,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "kind": i.kind,
-            "length": i.length,
+            "length": i.length - len(i.end),
+            "symbols": [symbol for symbol in i.vocabulary if symbol not in SPECIAL],
             "classes": list(i.classes),
             "channels": i.channels,
             "pair": isinstance(self.model, TwoTowerClassifier),

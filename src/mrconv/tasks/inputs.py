@@ -142,7 +142,7 @@ class Inputs:
             code = self.codes.get(str(symbol), unknown)
             if code is None:
                 some = " ".join([s for s in self.vocabulary if s not in SPECIAL][:20])
-                raise DataError(f"{symbol!r:.60}, at {i}, is no symbol of the model; it knows {some:.200}")
+                raise DataError(f"{symbol!r:.60}, at position {i}, is no symbol of the model; it knows {some:.200}")
             found[i] = code
         return found
 
