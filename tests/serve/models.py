@@ -23,7 +23,7 @@ INPUTS = {
     ),
     "image": Inputs("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
     "values": Inputs("values", 50, ("a", "b", "c"), channels=2),
-    "pair": Inputs("text", 60, ("no", "yes"), CHARACTERS, pair=True),
+    "pair": Inputs("text", 60, ("no", "yes"), CHARACTERS),
     "writer": Inputs("text", 100, (), tuple("abcdefgh \n")),
 }
 

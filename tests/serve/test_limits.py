@@ -210,7 +210,7 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys, audio_server
     (broken / "inputs.json").write_text('{"kind": "smell", "length": 3}')
     for folder, options, why in (
         ("backbone", [], "holds a Backbone; classifiers and language models are served"),
-        ("wrong", [], "inputs.json is of another model: vocab_size is None there, 34 here"),
+        ("wrong", [], "with 1 channels and 3 classes; this one has 34 symbols and 2 classes"),
         ("broken", [], "kind must be one of text, tokens, values, audio, image; got 'smell'"),
         ("audio", ["--port", str(audio_server.port)], "Address already in use"),
         ("audio", ["--device", "cuda:7"], "on cuda:7"),

@@ -129,7 +129,7 @@ def test_values_normalised_by_their_instant_are(tmp_path):
 def test_models_that_cannot_stream_say_why(tmp_path):
     for options, why in (
         ({"bidirectional": True}, "bidirectional: it needs the future of its input and cannot stream.*speech-causal"),
-        ({"mixer": "s4d"}, "streaming is for MRConv; the model's mixer is s4d"),
+        ({"mixer": "sgconv"}, "the model's mixer, sgconv, has no state to stream with"),
     ):
         assert re.search(why, Served(save("audio", tmp_path / "x", **options)).no_stream)
     assert "pairs" in Served(save("pair", tmp_path / "pair")).no_stream

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier
+from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, reparameterize
 from mrconv.tasks import DataError
 from mrconv.tasks.inputs import Inputs, Row
 from mrconv.tasks.rows import SPECIAL
-from mrconv.training.record import MERGED, saved_inputs, saved_model
+from mrconv.training.record import MERGED, MODEL, saved_inputs, saved_model
 
 SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
 MOST_NEW = 100_000  # tokens of one request
@@ -32,14 +32,16 @@ class Served:
     """A model on a device, in eval mode.
 
     Args:
-        folder: of a run, whose merged model is taken, or of any model that `save_pretrained` wrote.
+        folder: of a run, whose merged model is taken, or of any model that `save_pretrained` wrote; it is merged here
+            if it is not yet.
         device: where it runs.
     """
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
-        self.name = folder.resolve().name
-        self.folder = folder / MERGED if (folder / MERGED).is_dir() else folder
-        self.model: Any = saved_model(self.folder).to(device).eval()
+        self.folder = next((folder / name for name in (MERGED, MODEL) if (folder / name).is_dir()), folder)
+        own = self.folder.resolve()
+        self.name = own.parent.name if own.name in (MERGED, MODEL) else own.name
+        self.model: Any = reparameterize(saved_model(self.folder)).to(device)
         if not isinstance(self.model, SequenceClassifier | TwoTowerClassifier | LanguageModel):
             raise ValueError(
                 f"{folder} holds a {type(self.model).__name__}; classifiers and language models are served"
@@ -47,21 +49,19 @@ class Served:
         self.device, self.dtype = torch.device(device), next(self.model.parameters()).dtype
         self.generates = isinstance(self.model, LanguageModel)
         config = self.model.config
-        self.inputs = saved_inputs(self.folder) or Inputs.unknown(config)
-        known = {"vocab_size": len(self.inputs.vocabulary) or None, "n_classes": len(self.inputs.classes)}
-        if known["vocab_size"] is None:
-            known["d_input"] = self.inputs.channels
-        for name, value in known.items():
-            own = getattr(config, name, 0) or (config.d_model if name == "d_input" else None)
-            if (own or None) != (value or None):
-                raise ValueError(f"{self.folder}: inputs.json is of another model: {name} is {value} there, {own} here")
+        told = Inputs.unknown(config)
+        self.inputs = saved_inputs(self.folder) or told
+        if self.inputs.sizes != told.sizes:
+            raise ValueError(
+                f"{self.folder}: inputs.json is of another model, with {self.inputs.sizes}; this one has {told.sizes}"
+            )
         self.classes = self.inputs.classes or self.inputs.vocabulary
         # where padding reaches an answer, only sequences of one length share a batch: no answer depends on the others'
         self.mixes_lengths = not config.bidirectional or config.mask_padding
         self.no_stream = self._no_stream(config)
 
     def _no_stream(self, config: Any) -> str | None:
-        """Return why the model cannot stream; None if it can."""
+        """Return why the model cannot stream; None if it can, and then keep the state that every stream begins with."""
         if isinstance(self.model, TwoTowerClassifier):
             return "a model of pairs needs both sequences whole and cannot stream"
         if config.bidirectional:
@@ -69,7 +69,11 @@ class Served:
                 "the model is bidirectional: it needs the future of its input and cannot stream. Train a causal one, "
                 "bidirectional=false; for speech there is experiment=speech-causal"
             )
-        return None if config.mixer == "mrconv" else f"streaming is for MRConv; the model's mixer is {config.mixer}"
+        try:
+            self.beginning = self.model.initial_state(1)
+        except (ValueError, NotImplementedError, AttributeError):
+            return f"the model's mixer, {config.mixer}, has no state to stream with"
+        return None
 
     def about(self) -> dict[str, Any]:
         """Return what a client needs to know."""
@@ -178,7 +182,7 @@ class Stream:
 
     def reset(self) -> None:
         """Begin a new sequence."""
-        self.state = self.served.model.initial_state(1, device=self.served.device, dtype=self.served.dtype)
+        self.state = self.served.beginning.copy()
         self.position, self.last = 0, np.empty(0)
 
     def answer(self, found: bytes | Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +261,8 @@ def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], Non
     pieces: list[str] = []
 
     def each(token: Tensor) -> None:
-        pieces.append(served.inputs.vocabulary[int(token)] + space)
+        symbol = served.inputs.vocabulary[int(token)]
+        pieces.append(("\N{REPLACEMENT CHARACTER}" if symbol in SPECIAL else symbol) + space)
         tell(pieces[-1])
 
     x = torch.from_numpy(prompt)[None].to(served.device)

@@ -47,7 +47,6 @@ class Inputs:
     classes: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
     channels: int = 1
-    pair: bool = False
     sampling_rate: float | None = None
     height: int | None = None
     width: int | None = None
@@ -65,10 +64,10 @@ class Inputs:
         """Return what a task's rows are."""
         facts: dict[str, Any] = {name: data.facts.get(name) for name in ("sampling_rate", "height", "width")}
         kind = "image" if facts["height"] else "audio" if facts["sampling_rate"] else "values"
-        if data.encoder == "tokens":
+        if data.vocabulary:
             characters = all(len(symbol) == 1 for symbol in data.vocabulary if symbol not in SPECIAL)
             kind = "text" if characters and data.facts.get("kind") != "tokens" else "tokens"
-        shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels", "pair")}
+        shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels")}
         return cls(kind, scale=data.scale, shift=data.shift, **shared, **facts)
 
     @classmethod
@@ -122,6 +121,12 @@ class Inputs:
     def end(self) -> list[int]:
         """What closes a sequence of tokens: the number of <eos>, if the model has learnt from ones that end so."""
         return [self.codes[END]] if END in self.codes and self.classes else []
+
+    @property
+    def sizes(self) -> str:
+        """What must be as many as the model has."""
+        what = f"{len(self.vocabulary)} symbols" if self.vocabulary else f"{self.channels} channels"
+        return f"{what} and {len(self.classes)} classes"
 
     def takes(self, *kinds: str) -> None:
         """Refuse other kinds of input than the model's."""
