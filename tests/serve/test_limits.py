@@ -10,6 +10,8 @@ import time
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from .conftest import serving
 from .models import save
@@ -162,6 +164,18 @@ def test_sigterm_under_load_loses_no_answer(tmp_path):
         answers, ends = asyncio.run(all_of_them(server))
         assert len(set(answers)) == 1
         assert all(end is not None and issubclass(end, httpx.TransportError) for end in ends)
+        server.process.wait(30)
+        assert server.process.stderr.read() == ""
+
+
+def test_sigterm_ends_streams_and_says_so(tmp_path):
+    with serving(save("text", tmp_path)) as server, connect(server.socket) as stream:
+        stream.send(json.dumps({"text": "abc"}))
+        assert json.loads(stream.recv(timeout=30))["position"] == 3
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed) as closed:
+            stream.recv(timeout=30)
+        assert closed.value.rcvd.code == 1012
         server.process.wait(30)
         assert server.process.stderr.read() == ""
 

@@ -62,9 +62,10 @@ def run(given: argparse.Namespace) -> None:
     print(f"{about['model']} of {about['parameters']:,} parameters, for {about['kind']}, on {device}")
     if served.no_stream:
         print(f"/stream: {served.no_stream}")
-    print(f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}", flush=True)
+    url = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
     names = ("max_body", "batch", "wait_ms", "waiting", "timeout", "streams")
-    serve(served, Options(**{name: getattr(given, name) for name in names}), listener)
+    options = Options(**{name: getattr(given, name) for name in names})
+    serve(served, options, listener, lambda: print(url, flush=True))
 
 
 def _port(text: str) -> int:

@@ -59,6 +59,7 @@ class Served:
         # where padding reaches an answer, only sequences of one length share a batch: no answer depends on the others'
         self.mixes_lengths = not config.bidirectional or config.mask_padding
         self.no_stream = self._no_stream(config)
+        self.predict([(self._blank(),) * len(self._ends())])  # what the first call sets up is set up, or fails, now
 
     def _no_stream(self, config: Any) -> str | None:
         """Return why the model cannot stream; None if it can, and then keep the state that every stream begins with."""
@@ -115,8 +116,7 @@ class Served:
         return (self.inputs.image(content) if own == "image" else self._text(decoded(content)),)
 
     def _from_json(self, content: bytes) -> Rows:
-        found = parsed(decoded(content))
-        ends = ("", "2") if isinstance(self.model, TwoTowerClassifier) else ("",)
+        found, ends = parsed(decoded(content)), self._ends()
         allowed = [f"{name}{end}" for name in self._fields() for end in ends]
         wrong = [name for name in found if name not in allowed]
         rows = []
@@ -127,6 +127,14 @@ class Served:
                 raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
             rows.append(self.row(given[0], found[given[0] + end]))
         return tuple(rows)
+
+    def _ends(self) -> tuple[str, ...]:
+        """Return what the names of a request's fields end in, for each of its sequences."""
+        return ("", "2") if isinstance(self.model, TwoTowerClassifier) else ("",)
+
+    def _blank(self) -> Row:
+        n, i = self.inputs.length, self.inputs
+        return Row(np.zeros(n, np.int64) if i.vocabulary else np.zeros((n, i.channels), np.float32))
 
     def _fields(self) -> tuple[str, ...]:
         return ("text", "tokens") if self.inputs.vocabulary else ("values",)

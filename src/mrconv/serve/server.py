@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -56,8 +57,21 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=2048)
 
 
-def run(served: Served, options: Options, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT: then no connection is accepted any more, and requests that are there end."""
+class _Server(uvicorn.Server):
+    """Tells when it is up."""
+
+    ready: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+
+def run(served: Served, options: Options, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve, once that is so call `ready`, and go on until SIGTERM or SIGINT.
+
+    Then no connection is accepted any more, and requests that are there get their answers.
+    """
     protocol: Any = type("Protocol", (Impatient,), {"seconds": options.timeout})
     config = uvicorn.Config(
         create_app(served, options),
@@ -67,4 +81,6 @@ def run(served: Served, options: Options, listener: socket.socket) -> None:
         log_level="warning",
         access_log=False,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    server = _Server(config)
+    server.ready = ready
+    server.run(sockets=[listener])
