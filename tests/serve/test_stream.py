@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from mrconv.serve import Served
-from mrconv.serve.model import Stream
+from mrconv.serve.sequence import Stream
 from mrconv.tasks import DataError
 
 from .conftest import serving
@@ -74,10 +74,12 @@ def test_the_end_gives_what_predict_gives_and_a_new_sequence_begins(audio_server
 def test_a_sequence_may_be_longer_than_the_model(audio_server):
     long = np.tile(SAMPLES, 4)
     with connect(audio_server.socket) as stream:
-        for piece in np.array_split(long, 7):
-            answer = say(stream, piece.tobytes())
-    assert answer["position"] == 3200
-    assert np.allclose(values(answer), parallel("audio", seen(long)), atol=1e-4)
+        for pieces in (7, 1):
+            for piece in np.array_split(long, pieces):
+                answer = say(stream, piece.tobytes())
+            assert answer["position"] == 3200
+            assert np.allclose(values(answer), parallel("audio", seen(long)), atol=1e-4)
+            assert say(stream, {"end": True})["position"] == 3200
 
 
 def test_streams_do_not_know_of_each_other(audio_server):
@@ -160,7 +162,7 @@ def test_a_language_model_writes(tmp_path):
             texts.append(answer["text"])
         assert texts[0] == texts[1]
         for message, why in (
-            ({"text": ""}, "at least one symbol"),
+            ({"text": ""}, "text must have from 1 to 100,000 symbols"),
             ({"prompt": "a"}, "text must be a string"),
             ({"text": "a", "heat": 1}, "'heat' is not known"),
             ({"text": "a", "temperature": "hot"}, "temperature must be a number"),

@@ -83,7 +83,7 @@ def create_app(served: Served, options: Options) -> FastAPI:
         worker.cancel()
         executor.shutdown()
 
-    app = FastAPI(title="mrconv", lifespan=lifespan, docs_url=None, redoc_url=None)  # those pages load from elsewhere
+    app = FastAPI(lifespan=lifespan, openapi_url=None)  # its pages of documentation load from elsewhere
     app.add_middleware(Measured, metrics=metrics, routes=ROUTES)
 
     @app.exception_handler(HTTPException)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from mrconv.tasks.inputs import Inputs, Row
 from mrconv.tasks.rows import SPECIAL
 from mrconv.training.record import MERGED, MODEL, saved_inputs, saved_model
 
-SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
-MOST_NEW = 100_000  # tokens of one request
+from .parsing import checked_text, checked_tokens, decoded, parsed
+
 Rows = tuple[Row, ...]
 """One sequence, or two for a model of pairs."""
 
@@ -117,13 +116,13 @@ class Served:
 
     def _from_json(self, content: bytes) -> Rows:
         found, ends = parsed(decoded(content)), self._ends()
-        allowed = [f"{name}{end}" for name in self._fields() for end in ends]
+        allowed = [f"{name}{end}" for name in self.fields() for end in ends]
         wrong = [name for name in found if name not in allowed]
         rows = []
         for end in ends:
-            given = [name for name in self._fields() if f"{name}{end}" in found]
+            given = [name for name in self.fields() if f"{name}{end}" in found]
             if wrong or len(given) != 1:
-                names = " and one of ".join(" or ".join(f"{name}{end}" for name in self._fields()) for end in ends)
+                names = " and one of ".join(" or ".join(f"{name}{end}" for name in self.fields()) for end in ends)
                 raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
             rows.append(self.row(given[0], found[given[0] + end]))
         return tuple(rows)
@@ -136,7 +135,8 @@ class Served:
         n, i = self.inputs.length, self.inputs
         return Row(np.zeros(n, np.int64) if i.vocabulary else np.zeros((n, i.channels), np.float32))
 
-    def _fields(self) -> tuple[str, ...]:
+    def fields(self) -> tuple[str, ...]:
+        """Return the names that an input may have in JSON."""
         return ("text", "tokens") if self.inputs.vocabulary else ("values",)
 
     def row(self, name: str, value: Any) -> Row:
@@ -181,139 +181,6 @@ class Served:
         return out.to(self.device), lengths.to(self.device)
 
 
-class Stream:
-    """One sequence that comes in chunks, its state, and how far it has come."""
-
-    def __init__(self, served: Served) -> None:
-        self.served, self.inputs = served, served.inputs
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a new sequence."""
-        self.state = self.served.beginning.copy()
-        self.position, self.last = 0, np.empty(0)
-
-    def answer(self, found: bytes | Mapping[str, Any]) -> dict[str, Any]:
-        """Take a chunk, or the end; return the prediction up to there. After the end, a new sequence begins."""
-        end = not isinstance(found, bytes) and dict(found) == {"end": True}
-        if end and self.position == 0:
-            raise DataError("nothing came before the end")
-        x = self.rest() if end else self.chunk(found)
-        if len(x):
-            self.last = self.feed(x)
-        result = {"position": self.position, "end": end, **self.served.named(self.last)}
-        if end:
-            self.reset()
-        return result
-
-    def chunk(self, found: bytes | Mapping[str, Any]) -> np.ndarray:
-        """Return the next positions, as the model takes them: of samples, 16 bits each, or of JSON."""
-        if isinstance(found, bytes):
-            self.inputs.takes("audio")
-            if not found or len(found) % 2:
-                raise DataError(f"expected samples of two bytes each; got {len(found)} bytes")
-            return self._values(np.frombuffer(found, "<i2"))
-        fields = self.served._fields()
-        given = [name for name in fields if name in found]
-        if len(given) != 1 or len(found) != 1:
-            names = " or ".join((*fields, "end"))
-            raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
-        value = found[given[0]]
-        if given[0] == "values":
-            return self._values(value)
-        symbols = self.inputs.symbols(checked_text(value)) if given[0] == "text" else checked_tokens(value)
-        if not symbols:
-            raise DataError("expected at least one symbol; got none")
-        return self.inputs.numbers(symbols)
-
-    def _values(self, values: Any) -> np.ndarray:
-        return self.inputs.normalised(self.inputs.array(values), self.position)
-
-    def rest(self) -> np.ndarray:
-        """Return what `/predict` would put behind the sequence so far: <eos>, or zeros up to the model's length."""
-        if self.inputs.vocabulary:
-            return np.array(self.inputs.end, np.int64)
-        zeros = np.zeros((max(0, self.inputs.length - self.position), self.inputs.channels), np.float32)
-        return self.inputs.normalised(zeros, self.position) if len(zeros) else zeros
-
-    @torch.inference_mode()
-    def feed(self, x: np.ndarray) -> np.ndarray:
-        """Take the next positions; return the probabilities after the last of them."""
-        tensor = torch.from_numpy(x)[None].to(self.served.device)
-        logits, self.state = self.served.model.stream(
-            tensor.to(self.served.dtype) if tensor.is_floating_point() else tensor, self.state
-        )
-        self.position += len(x)
-        return probabilities(logits[:, -1])[0]
-
-
-def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], None]) -> str:
-    """Tell what a language model writes after a prompt, symbol by symbol; return all of it."""
-    options = dict(found)
-    prompt = served.inputs.numbers(served.inputs.symbols(checked_text(options.pop("text", None))))
-    new, seed = options.pop("new_tokens", 200), options.pop("seed", None)
-    for name, kind in SAMPLING.items():
-        if name in options and (isinstance(options[name], bool) or not isinstance(options[name], kind)):
-            raise DataError(f"{name} must be a number; got {options[name]!r:.60}")
-    if unknown := set(options) - set(SAMPLING):
-        known = ", ".join(("text", "new_tokens", *SAMPLING, "seed"))
-        raise DataError(f"{min(unknown)!r:.60} is not known; there are {known}")
-    if isinstance(new, bool) or not isinstance(new, int) or not 1 <= new <= MOST_NEW:
-        raise DataError(f"new_tokens must be from 1 to {MOST_NEW:,}; got {new!r:.60}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-        raise DataError(f"seed must be a whole number from 0 on; got {seed!r:.60}")
-    if len(prompt) == 0:
-        raise DataError("text must have at least one symbol, to go on from")
-    generator = None if seed is None else torch.Generator(served.device).manual_seed(seed)
-    space = "" if served.inputs.kind == "text" else " "
-    pieces: list[str] = []
-
-    def each(token: Tensor) -> None:
-        symbol = served.inputs.vocabulary[int(token)]
-        pieces.append(("\N{REPLACEMENT CHARACTER}" if symbol in SPECIAL else symbol) + space)
-        tell(pieces[-1])
-
-    x = torch.from_numpy(prompt)[None].to(served.device)
-    try:
-        served.model.generate(x, new, generator=generator, callback=each, **options)
-    except ValueError as error:  # of an option out of range
-        raise DataError(str(error)) from None
-    return "".join(pieces)
-
-
 def probabilities(logits: Tensor) -> np.ndarray:
     """Return softmax of (B, classes)."""
     return logits.float().softmax(-1).cpu().numpy()
-
-
-def decoded(content: bytes) -> str:
-    """Return UTF-8 as text."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"the body is not UTF-8 ({error.reason} at byte {error.start})") from None
-
-
-def parsed(text: str) -> dict[str, Any]:
-    """Return a JSON object."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"expected a JSON object; got {text[:60]}")
-    return found
-
-
-def checked_text(text: Any) -> str:
-    """Refuse anything but a string."""
-    if not isinstance(text, str):
-        raise DataError(f"text must be a string; got {text!r:.60}")
-    return text
-
-
-def checked_tokens(tokens: Any) -> list[str | int]:
-    """Refuse anything but a list of symbols: strings, or numbers that name them."""
-    if not isinstance(tokens, list) or any(isinstance(t, bool) or not isinstance(t, str | int) for t in tokens):
-        raise DataError(f"tokens must be a list of symbols; got {tokens!r:.60}")
-    return tokens

@@ -77,6 +77,7 @@ def run(served: Served, options: Options, listener: socket.socket, ready: Callab
         create_app(served, options),
         http=protocol,
         ws_max_size=options.max_body,
+        ws_per_message_deflate=False,
         timeout_graceful_shutdown=math.ceil(options.timeout),
         log_level="warning",
         access_log=False,

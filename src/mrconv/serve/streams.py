@@ -14,7 +14,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from mrconv.tasks import DataError
 
 from .metrics import Metrics
-from .model import Served, Stream, generate, parsed
+from .model import Served
+from .parsing import parsed
+from .sequence import Stream, generate
 
 T = TypeVar("T")
 POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
