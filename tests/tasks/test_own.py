@@ -300,7 +300,7 @@ class TestRecordings:
     def test_another_rate_can_be_asked_for(self, tmp_path):
         files = {f"{word}/{i}.wav": wav(np.arange(4), rate=8000) for word in ("a", "b") for i in range(10)}
         data = own(tmp_path, write(tmp_path / "mine", files), rate=8000).prepare()
-        assert data.facts["rate"] == 8000
+        assert data.facts["sampling_rate"] == 8000
 
     def test_an_archive_that_is_cut_off_is_refused(self, tmp_path):
         content = zipped(words({"yes": 10, "no": 10}))

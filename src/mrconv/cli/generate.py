@@ -47,7 +47,12 @@ def run(given: argparse.Namespace) -> None:
         model = record.saved_model(folder)
         if not isinstance(model, LanguageModel):
             raise CommandError(f"{folder} holds a {type(model).__name__}; text is written by a LanguageModel")
-        vocabulary = read_vocabulary(record.read_json(folder / "inputs.json"), folder, model.config.vocab_size)
+        inputs = record.saved_inputs(folder)
+        if inputs is None or len(inputs.vocabulary) != model.config.vocab_size:
+            raise CommandError(
+                f"{folder / 'inputs.json'} does not name the {model.config.vocab_size} symbols of the model"
+            )
+        vocabulary = inputs.vocabulary
         prompt = numbered("--prompt", given.prompt, vocabulary)
         stop = numbered("--stop", given.stop, vocabulary)
         if not prompt:
@@ -81,14 +86,6 @@ def run(given: argparse.Namespace) -> None:
     print()
     count = written.shape[1]
     print(f"{count} characters in {seconds:.2f} s, {count / seconds:,.0f} per second", file=sys.stderr)
-
-
-def read_vocabulary(inputs: dict[str, Any], folder: Path, size: int | None) -> list[str]:
-    """Return the symbols of a model's tokens."""
-    symbols = inputs.get("vocabulary")
-    if not isinstance(symbols, list) or len(symbols) != size:
-        raise ValueError(f"{folder / 'inputs.json'} does not name the {size} symbols of the model")
-    return symbols
 
 
 def numbered(argument: str, text: str, vocabulary: Sequence[str]) -> list[int]:

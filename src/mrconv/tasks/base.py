@@ -104,8 +104,11 @@ class Prepared:
             raise ValueError(f"{self.name} has no sampling rate: its rows are {self.encoder}")
         splits = {name: dataclasses.replace(split, x=split.x[:, ::step]) for name, split in self.splits.items()}
         thin = [z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift)]
+        facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no picture any more
+        if "sampling_rate" in facts:
+            facts["sampling_rate"] /= step
         length = -(-self.length // step)
-        return dataclasses.replace(self, splits=splits, length=length, scale=thin[0], shift=thin[1])
+        return dataclasses.replace(self, splits=splits, length=length, scale=thin[0], shift=thin[1], facts=facts)
 
 
 @dataclass(frozen=True)

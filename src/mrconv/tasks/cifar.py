@@ -100,6 +100,8 @@ class _Cifar(Task):
             "length": PIXELS,
             "channels": x.shape[-1],
             "size": SIDE,
+            "height": SIDE,
+            "width": SIDE,
             "md5": sums,
             "original": sums == MD5,
         }

@@ -66,7 +66,8 @@ class SequentialMNIST(Task):
             "test": {"x": x_test, "y": y_test},
         }
         digits = [str(digit) for digit in range(10)]
-        return splits, {"encoder": "values", "classes": digits, "length": SIDE**2, "channels": 1, "scale": 1 / 255}
+        facts = {"encoder": "values", "classes": digits, "length": SIDE**2, "channels": 1, "scale": 1 / 255}
+        return splits, facts if self.permuted else facts | {"height": SIDE, "width": SIDE}
 
 
 def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -71,7 +71,7 @@ def recordings(parts: Parts, length: int, cut: bool, rate: int) -> Encoded:
         for row, samples in zip(x[..., 0], rows.x, strict=True):
             row[: len(samples)] = samples[:length]
         arrays[split] = {"x": x}
-    return normalised(arrays, {"encoder": "values", "length": length, "channels": 1, "rate": rate})
+    return normalised(arrays, {"encoder": "values", "length": length, "channels": 1, "sampling_rate": rate})
 
 
 def pictures(parts: Parts, length: int, sequence: bool) -> Encoded:

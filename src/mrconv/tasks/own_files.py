@@ -184,8 +184,11 @@ def _is_media(name: str) -> bool:
     return suffix(path) in MEDIA and not any(part.startswith((".", "__MACOSX")) for part in path.parts)
 
 
-def read_image(content: bytes, name: str, grey: bool) -> np.ndarray:
-    """Return a picture, uint8 (height, width, channels), with 1 channel if it is grey or to be so, else 3."""
+def read_image(content: bytes, name: str, grey: bool, most: int | None = None) -> np.ndarray:
+    """Return a picture, uint8 (height, width, channels), with 1 channel if it is grey or to be so, else 3.
+
+    One of more than `most` pixels is refused before it is decoded.
+    """
     try:
         from PIL import Image
     except ImportError as error:
@@ -194,6 +197,8 @@ def read_image(content: bytes, name: str, grey: bool) -> np.ndarray:
         with Image.open(io.BytesIO(content)) as image:
             if image.mode[0] in "IF":
                 raise DataError(f"{name} has pixels of more than 8 bits; expected 8")
+            if most is not None and image.width * image.height > most:
+                raise DataError(f"{name} has {image.width:,} x {image.height:,} pixels; expected at most {most:,}")
             pixels = np.asarray(image.convert("L" if grey or image.mode in ("1", "L", "LA") else "RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{name} is no PNG or JPEG file, or is damaged or cut off: {error}") from error

@@ -90,6 +90,8 @@ class Pathfinder(Task):
             "classes": ["apart", "joined"],
             "length": self.size**2,
             "channels": 1,
+            "height": self.size,
+            "width": self.size,
             "scale": 2 / 255 if self.centre else 1 / 255,
             "shift": -1.0 if self.centre else 0.0,
             "source": "generated" if folder is None else "files",

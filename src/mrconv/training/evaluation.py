@@ -15,8 +15,8 @@ from mrconv.info import example
 from .compose import composed, spelled_out
 from .config import Experiment
 from .data import prepare
-from .record import read_json, saved_model
-from .run import INPUTS, MERGED, MODEL, read_run, score
+from .record import MERGED, MODEL, save_model, saved_inputs, saved_model
+from .run import read_run, score
 
 CHANGEABLE = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
@@ -49,8 +49,12 @@ def evaluate(
     experiment = with_settings(trained, settings)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data = prepare(experiment)
-    if data.vocabulary:
-        check_vocabulary(folder / MODEL / INPUTS, data.vocabulary)
+    known = saved_inputs(folder / MODEL)
+    if known is not None and known.vocabulary != data.vocabulary:
+        raise ValueError(
+            f"the data has {len(data.vocabulary)} symbols, other ones than the {len(known.vocabulary)} that the model "
+            f"in {folder} knows"
+        )
     rate = experiment.rate / trained.rate
     if rate == 1 and merged and (folder / MERGED).exists():
         model = saved_model(folder / MERGED)
@@ -62,13 +66,6 @@ def evaluate(
     if merged and isinstance(model, MRConvNeXt) and model.image_size != (size, size):
         model = saved_model(folder / MODEL).resized(size)  # type: ignore[operator]
     return score(model.to(place), data, experiment, place, None if merged else rate)
-
-
-def check_vocabulary(path: Path, vocabulary: Sequence[str]) -> None:
-    """Refuse data whose symbols have other numbers than those that a model was trained with."""
-    known = read_json(path).get("vocabulary") if path.exists() else list(vocabulary)
-    if known != list(vocabulary):
-        raise ValueError(f"the data has {len(vocabulary)} symbols, other ones than {path}, which the model knows")
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:
@@ -83,7 +80,8 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     if not error < 1e-3:
         raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None or rate == experiment.rate else f"{MERGED}-{rate:g}")
-    merged.save_pretrained(out)  # type: ignore[operator]
+    inputs = saved_inputs(folder / MODEL)
+    save_model(merged, out, inputs if inputs is None or rate is None else inputs.decimated(rate))
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)
 

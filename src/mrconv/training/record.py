@@ -19,8 +19,11 @@ import yaml
 from torch import nn
 
 import mrconv
+from mrconv.tasks.inputs import FILE as INPUTS
+from mrconv.tasks.inputs import Inputs
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
+MODEL, MERGED = "model", "merged"
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
 
 
@@ -62,6 +65,23 @@ def saved_model(folder: Path) -> nn.Module:
     if cls is None or not hasattr(cls, "from_pretrained"):
         raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
     return cls.from_pretrained(folder)
+
+
+def save_model(model: nn.Module, folder: Path, inputs: Inputs | None) -> None:
+    """Save a model and, where it is known, what it takes: all that is needed to use it elsewhere."""
+    model.save_pretrained(folder)  # type: ignore[operator]
+    if inputs is not None:
+        with whole(folder / INPUTS) as draft:
+            draft.write_text(inputs.json(), encoding="utf-8")
+
+
+def saved_inputs(folder: Path) -> Inputs | None:
+    """Return what a saved model takes; None if that was not kept."""
+    path = folder / INPUTS
+    try:
+        return Inputs.read(path.read_text(encoding="utf-8")) if path.exists() else None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} does not tell what a model takes: {error}") from None
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:

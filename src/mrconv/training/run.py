@@ -22,6 +22,7 @@ from torch import nn
 from mrconv import reparameterize
 from mrconv.tasks import Prepared
 from mrconv.tasks.base import Count, nothing
+from mrconv.tasks.inputs import Inputs
 
 from . import record
 from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
@@ -31,8 +32,8 @@ from .figures import draw_run
 from .metrics import SCORES
 from .module import NotFinite, Training, build_model, cross_entropy, logits
 from .progress import EpochLines
+from .record import MERGED, MODEL
 
-MODEL, MERGED, INPUTS = "model", "merged", "inputs.json"
 MACHINE = {
     "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "graphs", "backend",
     "checkpoint_minutes", "wandb", "out",
@@ -144,11 +145,12 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
     model = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
-    save(model, data, folder / MODEL)
+    inputs = Inputs.of(data)
+    record.save_model(model.cpu(), folder / MODEL, inputs)
     parameters = sum(p.numel() for p in model.parameters())
     reparameterize(model)
     merged = score(model.to(device), data, experiment, device)
-    save(model, data, folder / MERGED)
+    record.save_model(model.cpu(), folder / MERGED, inputs)
     result = {
         "name": experiment.name,
         "task": experiment.task,
@@ -183,13 +185,6 @@ def end(folder: Path) -> dict[str, Any]:
     watch = Checkpoints(folder, TaskData(experiment, data).watched, SCORES[data.metric], 0)
     watch.restore(torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"])
     return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
-
-
-def save(model: nn.Module, data: Prepared, folder: Path) -> None:
-    """Save a model and, beside it, what its inputs mean."""
-    model.cpu().save_pretrained(folder)  # type: ignore[operator]
-    if data.vocabulary:
-        record.write_json(folder / INPUTS, {"vocabulary": list(data.vocabulary)})
 
 
 def load_model(folder: Path, data: Prepared, experiment: Experiment) -> nn.Module:

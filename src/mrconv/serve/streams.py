@@ -1,0 +1,120 @@
+"""WebSockets: chunks in, the running prediction out; or a prompt in, and what a language model writes after it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from mrconv.tasks import DataError
+
+from .metrics import Metrics
+from .model import Served
+from .parsing import parsed
+from .sequence import Stream, generate
+
+T = TypeVar("T")
+POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
+
+
+class Gone(Exception):
+    """Nobody listens any more."""
+
+
+class Streams:
+    """All open streams of a model."""
+
+    def __init__(self, served: Served, executor: Executor, metrics: Metrics, timeout: float, most: int) -> None:
+        self.served, self.executor, self.metrics, self.timeout, self.most = served, executor, metrics, timeout, most
+        self.writers = ThreadPoolExecutor(most, "writer")  # of their own: a text takes long, and others want answers
+        self.open = 0
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Serve one, from its first message to its last."""
+        await socket.accept()
+        if self.served.no_stream:
+            await self._refuse(socket, POLICY_VIOLATION, self.served.no_stream)
+        elif self.open >= self.most:
+            await self._refuse(socket, TRY_AGAIN_LATER, f"{self.most} streams are open already")
+        else:
+            self.open += 1
+            try:
+                with self.metrics.streams.track_inprogress():
+                    await (self._generated(socket) if self.served.generates else self._classified(socket))
+            except TimeoutError:
+                await self._refuse(socket, POLICY_VIOLATION, f"nothing came or went for {self.timeout:g} seconds")
+            except WebSocketDisconnect:
+                pass
+            finally:
+                self.open -= 1
+
+    async def _classified(self, socket: WebSocket) -> None:
+        """Answer every chunk by the prediction so far."""
+        stream = await self._run(Stream, self.served)
+        while True:
+            message = await self._received(socket)
+            before = stream.position
+            try:
+                found = message if isinstance(message, bytes) else parsed(message)
+                answer = await self._run(stream.answer, found)
+            except DataError as error:
+                answer = {"error": str(error)}
+            else:
+                self.metrics.positions.inc(answer["position"] - before)
+            await self._send(socket, answer)
+
+    async def _generated(self, socket: WebSocket) -> None:
+        """Answer every prompt by what follows it, symbol by symbol and then as a whole."""
+        while True:
+            message = await self._received(socket)
+            try:
+                if isinstance(message, bytes):
+                    raise DataError('expected JSON, {"text": "..."}; got bytes')
+                answer = {"text": await self._written(socket, parsed(message)), "end": True}
+            except DataError as error:
+                answer = {"error": str(error)}
+            await self._send(socket, answer)
+
+    async def _written(self, socket: WebSocket, found: dict[str, Any]) -> str:
+        loop, gone = asyncio.get_running_loop(), threading.Event()
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def tell(piece: str) -> None:
+            if gone.is_set():
+                raise Gone
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        job = loop.run_in_executor(self.writers, generate, self.served, found, tell)
+        job.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                self.metrics.positions.inc()
+                await self._send(socket, {"piece": piece})
+            return await job
+        finally:
+            gone.set()
+
+    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, function, *arguments)
+
+    async def _received(self, socket: WebSocket) -> str | bytes:
+        async with asyncio.timeout(self.timeout):
+            message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"])
+        text = message.get("text")
+        return message["bytes"] if text is None else text
+
+    async def _send(self, socket: WebSocket, answer: dict[str, Any]) -> None:
+        async with asyncio.timeout(self.timeout):
+            await socket.send_json(answer)
+
+    async def _refuse(self, socket: WebSocket, code: int, why: str) -> None:
+        with suppress(WebSocketDisconnect, TimeoutError):
+            await self._send(socket, {"error": why})
+            await socket.close(code, why[:120])

@@ -1,0 +1,80 @@
+"""A real server: `mrconv serve` in a process of its own, on a free port of the loopback."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from .models import save
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+class Server:
+    """What a test needs of it: its address, its process, its metrics."""
+
+    def __init__(self, process, url):
+        self.process, self.url, self.port = process, url, int(url.rsplit(":", 1)[1])
+        self.socket = url.replace("http:", "ws:") + "/stream"
+
+    def metric(self, name, **labels):
+        """Return a sample of /metrics; 0 if it has never been counted."""
+        text = httpx.get(f"{self.url}/metrics").text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    def settles(self, name, value, seconds=20):
+        """Wait until a metric has this value."""
+        deadline = time.monotonic() + seconds
+        while (found := self.metric(name)) != value and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found == value
+
+
+@contextmanager
+def serving(folder, *options):
+    """Serve a folder while the block runs."""
+    command = [sys.executable, "-m", "mrconv", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        lines = []
+        while not lines or not lines[-1].startswith("http://"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            lines.append(line.strip())
+        yield Server(process, lines[-1])
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+
+
+@pytest.fixture(scope="session")
+def text_server(tmp_path_factory):
+    with serving(save("text", tmp_path_factory.mktemp("text"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def audio_server(tmp_path_factory):
+    with serving(save("audio", tmp_path_factory.mktemp("audio"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hasty_server(tmp_path_factory):
+    """A server with narrow limits."""
+    limits = ["--timeout", "1", "--max-body", "100000", "--streams", "2"]
+    with serving(save("audio", tmp_path_factory.mktemp("hasty")), *limits) as server:
+        yield server

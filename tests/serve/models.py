@@ -1,0 +1,51 @@
+"""Models of every kind, untrained but with random statistics, saved as training saves them."""
+
+import numpy as np
+import torch
+
+from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, reparameterize
+from mrconv.tasks.inputs import Inputs
+from mrconv.tasks.listops import VOCABULARY
+from mrconv.tasks.rows import vocabulary
+from mrconv.training.record import save_model
+
+from ..conftest import randomise
+
+CHARACTERS = vocabulary(["abcdefghijklmnopqrstuvwxyz ,.!?"])
+WORDS = ("bed", "cat", "happy")
+RATE = 8000
+INPUTS = {
+    "text": Inputs("text", 200, ("negative", "positive"), CHARACTERS),
+    "listops": Inputs("tokens", 100, tuple("0123456789"), VOCABULARY),
+    "audio": Inputs("audio", 800, WORDS, sampling_rate=RATE, scale=1 / 2**12, shift=0.1),
+    "instants": Inputs(
+        "audio", 800, WORDS, sampling_rate=RATE, scale=np.linspace(1e-4, 2e-4, 800)[:, None], shift=np.zeros((800, 1))
+    ),
+    "image": Inputs("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
+    "values": Inputs("values", 50, ("a", "b", "c"), channels=2),
+    "pair": Inputs("text", 60, ("no", "yes"), CHARACTERS),
+    "writer": Inputs("text", 100, (), tuple("abcdefgh \n")),
+}
+
+
+def build(name, **options):
+    """Return the model of a kind, merged, and what it takes."""
+    torch.manual_seed(0)
+    inputs = INPUTS[name]
+    shape = {"vocab_size": len(inputs.vocabulary)} if inputs.vocabulary else {"d_input": inputs.channels}
+    cls = {"pair": TwoTowerClassifier, "writer": LanguageModel}.get(name, SequenceClassifier)
+    if inputs.classes:
+        shape["n_classes"] = len(inputs.classes)
+    small = {"d_model": 16, "depth": 2, "l_max": inputs.length, "kernel_size": 4, "block_norm": "layer"}
+    model = randomise(cls(**(small | shape | options))).eval()
+    with torch.no_grad():
+        if inputs.classes:
+            model.head.weight.mul_(4)  # so that predictions differ
+    return reparameterize(model), inputs
+
+
+def save(name, folder, **options):
+    """Save it; return the folder."""
+    model, inputs = build(name, **options)
+    save_model(model, folder, inputs)
+    return folder

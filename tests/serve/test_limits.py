@@ -1,0 +1,234 @@
+"""Large bodies, slow clients, SIGTERM under load, memory."""
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from .conftest import serving
+from .models import save
+
+MB = 1_000_000
+
+
+def raw(server, *pieces, pause=0.0):
+    """Send bytes as they are; return all that comes back until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(pause)
+        found = b""
+        while more := connection.recv(65536):
+            found += more
+    return found
+
+
+def accepts(server):
+    """Tell whether a new connection can be made."""
+    try:
+        socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_body_of_100_mb_is_refused_before_it_is_read(audio_server):
+    memory = audio_server.metric("process_resident_memory_bytes")
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: audio/wav\r\ncontent-length: 100000000\r\n\r\n"
+    answer = raw(audio_server, head)  # not a byte of it is sent
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "a body may have 10,000,000 bytes"}
+
+    def pieces():
+        for _ in range(100):
+            yield bytes(MB)
+
+    for content in (bytes(100 * MB), pieces()):  # with its length before it, and without
+        try:
+            response = httpx.post(f"{audio_server.url}/predict", content=content, timeout=30)
+        except (httpx.WriteError, httpx.ReadError):
+            continue  # closed while the client still sent
+        assert response.status_code == 413
+    assert audio_server.metric("process_resident_memory_bytes") - memory < 50 * MB
+    assert audio_server.metric("mrconv_requests_total", route="/predict", status="413") == 3
+    assert audio_server.settles("mrconv_requests_in_flight", 1)
+
+
+def test_slow_clients_are_not_waited_for(hasty_server):
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    answer = raw(hasty_server, head, b'{"values": [')
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"the body did not arrive within 1 seconds" in answer
+    assert raw(hasty_server, b"") == b""  # connects, and says nothing
+    assert raw(hasty_server, b"POST /predict HTTP/1.1\r\nhost:") == b""  # stops within the head
+    assert hasty_server.settles("mrconv_requests_in_flight", 1)
+
+
+def test_a_client_that_leaves_within_its_body_leaves_nothing(hasty_server):
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", hasty_server.port)) as connection:
+            connection.sendall(head)
+    assert hasty_server.settles("mrconv_requests_in_flight", 1)
+
+
+def test_what_is_not_http_is_refused(hasty_server):
+    assert raw(hasty_server, b"\x16\x03\x01\x02\x00\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+def test_too_many_that_wait_are_told_to_come_again(tmp_path):
+    async def ask(server):
+        async with httpx.AsyncClient(timeout=30) as client:
+            answers = (client.post(f"{server.url}/predict", json={"text": "abc"}) for _ in range(20))
+            return await asyncio.gather(*answers)
+
+    with serving(save("text", tmp_path), "--waiting", "4", "--batch", "64", "--wait-ms", "3000") as server:
+        answers = asyncio.run(ask(server))
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert [answer.status_code for answer in answers].count(200) == 4
+    assert len(refused) == 16
+    assert refused[0].json() == {"error": "4 requests wait already"}
+    assert refused[0].headers["retry-after"] == "1"
+
+
+def test_no_answer_in_time_is_said(tmp_path):
+    with serving(save("text", tmp_path), "--timeout", "0.2", "--wait-ms", "5000") as server:
+        response = httpx.post(f"{server.url}/predict", json={"text": "abc"}, timeout=30)
+        assert response.status_code == 504
+        assert response.json() == {"error": "no answer within 0.2 seconds"}
+
+
+def test_sigterm_finishes_what_is_there_and_takes_nothing_new(tmp_path):
+    """Requests that wait for their batch when the signal comes are answered; who comes after finds nobody."""
+    requests, answers = 16, []
+    with serving(save("text", tmp_path), "--wait-ms", "3000", "--batch", "64") as server:
+        sent = threading.Barrier(requests + 1)
+
+        def ask():
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            connection.request("POST", "/predict", json.dumps({"text": "abc"}), {"content-type": "application/json"})
+            sent.wait()
+            response = connection.getresponse()
+            answers.append((response.status, json.loads(response.read())["label"]))
+
+        clients = [threading.Thread(target=ask) for _ in range(requests)]
+        for client in clients:
+            client.start()
+        sent.wait()
+        assert server.settles("mrconv_requests_in_flight", requests + 1)
+        server.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while accepts(server) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not accepts(server)
+        for client in clients:
+            client.join()
+        assert len(answers) == requests
+        assert {status for status, _ in answers} == {200}
+        server.process.wait(30)
+        assert server.process.stderr.read() == ""
+
+
+def test_sigterm_under_load_loses_no_answer(tmp_path):
+    """Clients that ask again and again get whole answers until the last, then no connection."""
+
+    async def client(server, answers, done):
+        async with httpx.AsyncClient(timeout=30) as session:
+            while not done.is_set():
+                try:
+                    response = await session.post(f"{server.url}/predict", json={"text": "abc"})
+                except httpx.TransportError as error:
+                    return type(error)
+                answers.append(response.json()["label"])
+                assert response.status_code == 200
+        return None
+
+    async def all_of_them(server):
+        answers, done = [], asyncio.Event()
+        clients = [asyncio.create_task(client(server, answers, done)) for _ in range(16)]
+        while len(answers) < 200:
+            await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        ends = await asyncio.wait_for(asyncio.gather(*clients), 30)
+        return answers, ends
+
+    with serving(save("text", tmp_path)) as server:
+        answers, ends = asyncio.run(all_of_them(server))
+        assert len(set(answers)) == 1
+        assert all(end is not None and issubclass(end, httpx.TransportError) for end in ends)
+        server.process.wait(30)
+        assert server.process.stderr.read() == ""
+
+
+def test_sigterm_ends_streams_and_says_so(tmp_path):
+    with serving(save("text", tmp_path)) as server, connect(server.socket) as stream:
+        stream.send(json.dumps({"text": "abc"}))
+        assert json.loads(stream.recv(timeout=30))["position"] == 3
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed) as closed:
+            stream.recv(timeout=30)
+        assert closed.value.rcvd.code == 1012
+        server.process.wait(30)
+        assert server.process.stderr.read() == ""
+
+
+def test_memory_stays_where_it_is(text_server):
+    def some():
+        with httpx.Client(timeout=30) as client:
+            for i in range(150):
+                client.post(f"{text_server.url}/predict", json={"text": "abc " * (i % 40 + 1)}).raise_for_status()
+
+    some()
+    before = text_server.metric("process_resident_memory_bytes")
+    for _ in range(3):
+        some()
+    assert text_server.metric("process_resident_memory_bytes") - before < 20 * MB
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nowhere"], "nowhere holds no model (no config.json)"),
+        (["."], ". holds no model (no config.json)"),
+        ([".", "--port", "70000"], "must be a port from 0 to 65535; got '70000'"),
+        ([".", "--timeout", "0"], "must be more than 0"),
+        ([".", "--batch", "0"], "must be a positive integer; got '0'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments, why, capsys, tmp_path, monkeypatch):
+    from mrconv.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["serve", *arguments])
+    assert left.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys, audio_server):
+    from mrconv import Backbone
+    from mrconv.cli import main
+
+    Backbone(d_model=4, depth=1, l_max=8).save_pretrained(tmp_path / "backbone")
+    wrong = save("text", tmp_path / "wrong")
+    (wrong / "inputs.json").write_text((save("audio", tmp_path / "audio") / "inputs.json").read_text())
+    broken = save("text", tmp_path / "broken")
+    (broken / "inputs.json").write_text('{"kind": "smell", "length": 3}')
+    for folder, options, why in (
+        ("backbone", [], "holds a Backbone; classifiers and language models are served"),
+        ("wrong", [], "with 1 channels and 3 classes; this one has 34 symbols and 2 classes"),
+        ("broken", [], "kind must be one of text, tokens, values, audio, image; got 'smell'"),
+        ("audio", ["--port", str(audio_server.port)], "Address already in use"),
+        ("audio", ["--device", "cuda:7"], "on cuda:7"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["serve", str(tmp_path / folder), *options])
+        assert why in capsys.readouterr().err

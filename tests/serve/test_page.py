@@ -1,0 +1,182 @@
+"""The page in a real browser: typed, dropped and spoken input, bars, chart, errors, light and dark, wide and narrow."""
+
+import os
+import re
+import shutil
+from importlib import resources
+
+import numpy as np
+import pytest
+import soundfile
+
+from .conftest import serving
+from .models import RATE, save
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "word.wav"
+    noise = np.random.default_rng(2).integers(-9000, 9000, 4000).astype(np.int16)
+    soundfile.write(path, noise, RATE, subtype="PCM_16")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser(recording):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install one, or name it in $CHROMIUM")
+    from playwright.sync_api import sync_playwright
+
+    microphone = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", *microphone, f"--use-file-for-fake-audio-capture={recording}"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Open the page of a server; what goes wrong in its script fails the test."""
+    pages, errors = [], []
+
+    def open_page(server, **options):
+        page = browser.new_context(permissions=["microphone"], **options).new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: errors.append(request.url) if server.url not in request.url else None)
+        page.goto(server.url)
+        page.wait_for_selector("#input:not([hidden])")
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.context.close()
+    assert [error for error in errors if not error.startswith(("data:", "blob:"))] == []
+
+
+def done(page, *shown):
+    for name in shown:
+        page.wait_for_selector(f"#{name}:not([hidden])", timeout=30_000)
+    page.wait_for_selector("body:not([aria-busy])", timeout=30_000)
+
+
+def bars(page):
+    rows = zip(
+        page.locator("#bars .name").all_inner_texts(), page.locator("#bars .value").all_inner_texts(), strict=True
+    )
+    return {name: float(value.removesuffix(" %")) for name, value in rows}
+
+
+def fits(page):
+    """Tell whether nothing sticks out to the right."""
+    return page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_a_text_is_typed_and_its_classes_shown_as_bars_and_over_time(text_server, opened):
+    page = opened(text_server)
+    page.fill("#text", "a fine film, was it not?")
+    page.keyboard.press("Control+Enter")
+    done(page, "result", "running")
+    shown = bars(page)
+    assert set(shown) == {"negative", "positive"}
+    assert sum(shown.values()) == pytest.approx(100, abs=0.2)
+    assert page.inner_text("#label") == max(shown, key=shown.get)
+    width = page.locator("#bars .fill").first.evaluate("e => e.style.width")
+    assert float(width.removesuffix("%")) == pytest.approx(max(shown.values()), abs=0.1)
+    lines = page.locator("#chart .series")
+    assert lines.count() == 2
+    assert len(lines.first.get_attribute("points").split()) == 25  # each character, and the end
+    last = page.locator("#chart").get_attribute("aria-label")
+    assert last.startswith("After 25: ")
+    assert all(f"{name} {value:.1f} %" in last for name, value in shown.items())
+
+
+def test_an_error_is_shown_and_goes_again(tmp_path, opened):
+    with serving(save("listops", tmp_path)) as server:
+        page = opened(server)
+        assert "[MAX" in page.inner_text("#hint")
+        page.fill("#text", "[MAX 2 x ]")
+        page.click("#go")
+        done(page, "error")
+        assert "'x', at position 2, is no symbol of the model" in page.inner_text("[role=alert]")
+        assert not page.is_visible("#result")
+        page.fill("#text", "[MAX 2 9 ]")
+        page.click("#go")
+        done(page, "result", "running")
+        assert not page.is_visible("#error")
+        assert len(bars(page)) == 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_recording_is_chosen(audio_server, opened, recording, scheme):
+    page = opened(audio_server, color_scheme=scheme, viewport={"width": 320, "height": 700})
+    page.set_input_files("#file", recording)
+    done(page, "result", "running")
+    assert set(bars(page)) == {"bed", "cat", "happy"}
+    assert "0.10 s of 0.50 s were used" in page.inner_text("#notes")
+    assert page.locator("#chart .wave").count() == 1
+    assert fits(page)
+    ink, paper = (page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+    brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
+    assert (brightness[0] > brightness[1]) == (scheme == "dark")
+
+
+def test_a_word_is_spoken(audio_server, opened):
+    page = opened(audio_server)
+    page.click("#speak")
+    done(page, "result", "running")
+    assert set(bars(page)) == {"bed", "cat", "happy"}
+    assert page.is_enabled("#speak")
+
+
+def test_what_is_no_recording_is_refused(audio_server, opened, tmp_path):
+    (tmp_path / "x.wav").write_text("nothing")
+    page = opened(audio_server)
+    page.set_input_files("#file", tmp_path / "x.wav")
+    done(page, "error")
+    assert "no recording that the browser can read" in page.inner_text("[role=alert]")
+
+
+def test_pictures_pairs_and_numbers(tmp_path, opened):
+    from PIL import Image
+
+    Image.new("RGB", (8, 8), (200, 10, 10)).save(tmp_path / "red.png")
+    with serving(save("image", tmp_path / "image")) as server:
+        page = opened(server)
+        page.set_input_files("#file", tmp_path / "red.png")
+        done(page, "result", "running")
+        last = page.locator("#chart").get_attribute("aria-label")
+        assert f"{page.inner_text('#label')} {page.inner_text('#chance')}" in last
+    with serving(save("pair", tmp_path / "pair")) as server:
+        page = opened(server)
+        page.fill("#text", "one")
+        page.fill("#text2", "another")
+        page.click("#go")
+        done(page, "result")
+        assert set(bars(page)) == {"no", "yes"}
+        assert not page.is_visible("#running")
+    with serving(save("values", tmp_path / "values")) as server:
+        page = opened(server)
+        page.fill("#text", "1, 2\n3 4\n")
+        page.click("#go")
+        done(page, "result", "running")
+        assert set(bars(page)) == {"a", "b", "c"}
+
+
+def test_a_language_model_writes_and_stops(tmp_path, opened):
+    with serving(save("writer", tmp_path)) as server:
+        page = opened(server)
+        page.fill("#text", "abc")
+        page.click("#go")
+        done(page, "written")
+        assert page.inner_text("#output").startswith("abc")
+        assert len(page.locator("#output").text_content()) == 503
+        assert not page.is_visible("#error")
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    text = (resources.files("mrconv.serve") / "page.html").read_text(encoding="utf-8")
+    assert set(re.findall(r"https?://[^\"'\s]+", text)) == {"http://www.w3.org/1999/xhtml"}  # a name, not an address

@@ -1,0 +1,274 @@
+"""/predict: every kind of input, many at once, and what is refused."""
+
+import asyncio
+import io
+import json
+import random
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+from mrconv.serve import Served
+
+from .models import CHARACTERS, INPUTS, RATE, build, save
+
+
+def wav(samples, rate=RATE, subtype="PCM_16", form="WAV"):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, subtype=subtype, format=form)
+    return file.getvalue()
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def post(server, content, kind="application/json", route="/predict"):
+    content = json.dumps(content) if isinstance(content, dict | list) else content
+    return httpx.post(server.url + route, content=content, headers={"content-type": kind}, timeout=30)
+
+
+@torch.no_grad()
+def expected(name, *rows):
+    """Return the probabilities that the model itself gives."""
+    model, _ = build(name)
+    logits = model(*(torch.from_numpy(row)[None] for row in rows))
+    logits = logits[:, -1] if name == "writer" else logits
+    return logits.softmax(-1)[0].numpy()
+
+
+def encoded(text, end=True):
+    return np.array([CHARACTERS.index(c) for c in text] + [2] * end)
+
+
+def found(response):
+    assert response.status_code == 200, response.text
+    return np.array(list(response.json()["probabilities"].values()))
+
+
+def test_text_as_json_and_as_it_is(text_server):
+    text = "a fine film!"
+    response = post(text_server, {"text": text})
+    assert np.allclose(found(response), expected("text", encoded(text)), atol=1e-6)
+    answer = response.json()
+    assert answer["label"] == max(answer["probabilities"], key=answer["probabilities"].get)
+    assert list(answer["probabilities"]) == ["negative", "positive"]
+    assert answer["length"] == len(text) + 1
+    assert answer["notes"] == []
+    assert post(text_server, text, "text/plain; charset=utf-8").json() == answer
+    assert post(text_server, {"tokens": list(text)}).json() == answer
+
+
+def test_a_long_text_is_cut_as_in_training_and_that_is_said(text_server):
+    text = "ab" * 150
+    response = post(text_server, {"text": text})
+    assert np.allclose(found(response), expected("text", encoded(text[:199])), atol=1e-6)
+    assert response.json()["notes"] == ["only the first 199 of 300 symbols were used"]
+
+
+def test_characters_that_were_not_learnt_are_unknown(text_server):
+    row = encoded("abc")
+    row[1] = 1
+    assert np.allclose(found(post(text_server, {"text": "aÜc"})), expected("text", row), atol=1e-6)
+
+
+def test_recordings_at_the_rate_and_at_others(audio_server):
+    samples = np.random.default_rng(0).integers(-8000, 8000, 800).astype(np.int16)
+    row = (samples[:, None] / 2**12 + 0.1).astype(np.float32)
+    truth = expected("audio", row)
+    for kind, content in (("audio/wav", wav(samples)), ("audio/flac", wav(samples, form="FLAC"))):
+        response = post(audio_server, content, kind)
+        assert np.allclose(found(response), truth, atol=1e-6)
+        assert response.json()["notes"] == []
+    assert np.allclose(found(post(audio_server, wav(samples), "application/octet-stream")), truth, atol=1e-6)
+    assert np.allclose(found(post(audio_server, {"values": samples.tolist()})), truth, atol=1e-6)
+    whole = wav(samples / 2**15, subtype="FLOAT")
+    assert np.allclose(found(post(audio_server, whole, "audio/wav")), truth, atol=1e-6)
+    both = post(audio_server, wav(np.stack([samples, samples], 1)), "audio/wav")
+    assert np.allclose(found(both), truth, atol=1e-6)
+    assert both.json()["notes"] == ["2 channels were averaged"]
+
+    t = np.arange(2 * 44100) / 44100
+    tone = (8000 * np.sin(2 * np.pi * 300 * t)).astype(np.int16)
+    response = post(audio_server, wav(tone, 44100), "audio/wav")
+    assert response.json()["notes"] == [
+        "resampled from 44,100 to 8,000 samples a second",
+        "only the first 0.10 of 2.00 seconds were used",
+    ]
+    own = (8000 * np.sin(2 * np.pi * 300 * np.arange(800) / RATE))[:, None] / 2**12 + 0.1
+    assert np.allclose(found(response), expected("audio", own.astype(np.float32)), atol=0.01)
+
+
+def test_a_short_recording_gets_zeros_behind_it_as_in_training(audio_server):
+    samples = np.arange(500, dtype=np.int16)
+    padded = np.pad(samples, (0, 300))[:, None] / np.float32(2**12) + np.float32(0.1)
+    response = post(audio_server, wav(samples), "audio/wav")
+    assert np.allclose(found(response), expected("audio", padded), atol=1e-6)
+    assert response.json()["notes"] == ["300 zeros were put behind 500 values"]
+
+
+LISTOPS = np.array([INPUTS["listops"].vocabulary.index(symbol) for symbol in ("[MAX", "2", "9", "]", "<eos>")])
+GREY = np.full((64, 3), 51 / 255 - 0.5, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "rows", "notes"),
+    [
+        ("listops", b"[MAX 2  9 ]", "text/plain", [LISTOPS], []),
+        ("listops", {"tokens": ["[MAX", 2, 9, "]"]}, "application/json", [LISTOPS], []),
+        ("values", {"values": [[1, 2.5]] * 50}, "application/json", [np.full((50, 2), [1, 2.5], np.float32)], []),
+        ("image", png(np.full((8, 8, 3), 51, np.uint8)), "image/png", [GREY], []),
+        ("image", png(np.full((8, 8), 51, np.uint8)), "image/png", [GREY], []),
+        ("image", png(np.full((9, 5), 51, np.uint8)), "image/png", [GREY], ["resized from 5 x 9 to 8 x 8 pixels"]),
+        ("pair", {"text": "one", "text2": "longer"}, "application/json", [encoded("one"), encoded("longer")], []),
+        ("writer", {"text": "abca"}, "application/json", [np.array([0, 1, 2, 0])], []),
+    ],
+)
+def test_other_kinds(name, content, kind, rows, notes, tmp_path):
+    content = json.dumps(content).encode() if isinstance(content, dict) else content
+    served = Served(save(name, tmp_path))
+    given = served.rows(content, kind)
+    assert given[0].notes == notes
+    assert all(np.allclose(row.x, truth) for row, truth in zip(given, rows, strict=True))
+    assert np.allclose(served.predict([given])[0], expected(name, *rows), atol=1e-6)
+
+
+def test_a_model_without_inputs_json_takes_numbers_as_it_sees_them(tmp_path):
+    folder = save("text", tmp_path)
+    (folder / "inputs.json").unlink()
+    served = Served(folder)
+    (row,) = served.rows(json.dumps({"tokens": [8, 9, "10", 2]}).encode(), "application/json")
+    assert row.x.tolist() == [8, 9, 10, 2]
+    assert served.classes == ("0", "1")
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"bidirectional": True, "mask_padding": True}])
+def test_an_answer_does_not_depend_on_who_else_asks(options, tmp_path):
+    served = Served(save("text", tmp_path, **options))
+    rows = [served.rows(text.encode(), "text/plain") for text in ("abc", "a much longer text", "x", "cba", "z" * 150)]
+    together = served.predict(rows)
+    for row, answer in zip(rows, together, strict=True):
+        assert np.allclose(served.predict([row])[0], answer, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "why"),
+    [
+        ("{", "application/json", 400, "the body is not JSON"),
+        ("[" * 100_000, "application/json", 400, "the body is not JSON"),
+        ("[1, 2]", "application/json", 400, "expected a JSON object; got [1, 2]"),
+        (b"\xff", "application/json", 400, "the body is not UTF-8 (invalid start byte at byte 0)"),
+        (b"\xff", "text/plain", 400, "the body is not UTF-8"),
+        ({}, "application/json", 400, "expected an object with one of text or tokens; got none"),
+        ({"text": "a", "tokens": []}, "application/json", 400, "expected an object with one of text or tokens"),
+        ({"text": "a", "more": 1}, "application/json", 400, "got text, more"),
+        ({"values": [1]}, "application/json", 400, "expected an object with one of text or tokens; got values"),
+        ({"text": 1}, "application/json", 400, "text must be a string; got 1"),
+        ({"tokens": "abc"}, "application/json", 400, "tokens must be a list of symbols; got 'abc'"),
+        ({"tokens": [True]}, "application/json", 400, "tokens must be a list of symbols; got [True]"),
+        ("x", "audio/wav", 415, "the model takes text, not audio"),
+        ("x", "video/mp4", 415, "bodies of type video/mp4 are not known"),
+    ],
+)
+def test_bad_texts_are_refused_by_name(text_server, content, kind, status, why):
+    response = post(text_server, content, kind)
+    assert response.status_code == status
+    assert why in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "why"),
+    [
+        ({"values": [[1, 2]]}, "application/json", 400, "numbers of shape (length, 1); got the shape (1, 2)"),
+        ({"values": [[1], [1, 2]]}, "application/json", 400, "these rows differ in length"),
+        ({"values": ["1"]}, "application/json", 400, "got something that is no number"),
+        ({"values": [None]}, "application/json", 400, "got something that is no number"),
+        ({"values": []}, "application/json", 400, "got the shape (0, 1)"),
+        ({"values": 3}, "application/json", 400, "got the shape ()"),
+        ('{"values": [1, NaN]}', "application/json", 400, "values must be finite"),
+        ('{"values": [1e39]}', "application/json", 400, "values must be finite"),
+        ({"text": "a"}, "application/json", 400, "expected an object with one of values; got text"),
+        (b"RIFF", "audio/wav", 400, "no recording that can be read"),
+        (b"", "audio/wav", 400, "no recording that can be read"),
+        (wav(np.zeros(0, np.int16)), "audio/wav", 400, "the recording has no samples"),
+        (b"", "image/png", 415, "the model takes audio, not image"),
+    ],
+)  # fmt: skip
+def test_bad_recordings_are_refused_by_name(audio_server, content, kind, status, why):
+    response = post(audio_server, content, kind)
+    assert response.status_code == status
+    assert why in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "why"),
+    [
+        ("listops", b"[MAX 2 x ]", "text/plain", "'x', at position 2, is no symbol of the model; it knows 0 1 2"),
+        ("image", b"GIF", "image/gif", "this is no PNG or JPEG file"),
+        ("image", png(np.zeros((1, 2**25 + 1), np.uint8)), "image/png", "expected at most 33,554,432"),
+        ("image", b'{"values": [[1, 2, 3]]}', "application/json", "a picture has 64 pixels, 8 x 8; got 1"),
+        ("values", b"1 2 3", "text/plain", "the model takes values, not text"),
+        ("values", b"1 2 3", "", "the model takes numbers: send JSON"),
+        ("pair", b"one", "text/plain", "the model takes pairs: send JSON"),
+        ("pair", b'{"text": "one"}', "application/json", "one of text or tokens and one of text2 or tokens2; got text"),
+        ("writer", b"", "text/plain", "expected at least one symbol"),
+        ("writer", b"aXb", "text/plain", "'X', at position 1, is no symbol of the model"),
+    ],
+)
+def test_bad_inputs_of_other_kinds_are_refused_by_name(name, content, kind, why, tmp_path):
+    from mrconv.tasks import DataError
+
+    served = Served(save(name, tmp_path))
+    with pytest.raises(DataError) as error:
+        served.rows(content, kind)
+    assert why in str(error.value)
+
+
+def test_other_routes_and_methods(text_server):
+    assert httpx.get(f"{text_server.url}/nothing").json() == {"error": "Not Found"}
+    assert httpx.get(f"{text_server.url}/predict").status_code == 405
+    assert httpx.get(f"{text_server.url}/health").json() == {"status": "ok"}
+    about = httpx.get(f"{text_server.url}/model").json()
+    assert about["kind"] == "text"
+    assert about["classes"] == ["negative", "positive"]
+    assert about["streams"]
+
+
+def load(server, requests, clients):
+    """Ask from many clients at once, each for texts of its own; return how many answers were as they should be."""
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("abcdefgh ", k=draw.randint(1, 180))) for _ in range(50)]
+    truth = [found(post(server, text, "text/plain")) for text in texts]
+
+    async def client(number, session):
+        good = 0
+        for i in range(number, requests, clients):
+            response = await session.post(f"{server.url}/predict", json={"text": texts[i % 50]})
+            good += np.allclose(found(response), truth[i % 50], atol=1e-5)
+        return good
+
+    async def all_of_them():
+        sessions = [httpx.AsyncClient(timeout=60) for _ in range(clients)]
+        counts = await asyncio.gather(*(client(i, session) for i, session in enumerate(sessions)))
+        for session in sessions:
+            await session.aclose()
+        return sum(counts)
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize("requests", [320, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_32_clients_at_once_get_every_answer(text_server, requests):
+    before = text_server.metric("mrconv_requests_total", route="/predict", status="200")
+    batches = text_server.metric("mrconv_batch_size_count")
+    assert load(text_server, requests, 32) == requests
+    assert text_server.metric("mrconv_requests_total", route="/predict", status="200") - before == requests + 50
+    assert text_server.metric("mrconv_batch_size_count") - batches < requests / 2  # they were answered together
+    assert text_server.metric("mrconv_requests_waiting") == 0
+    assert text_server.metric("mrconv_requests_in_flight") == 1  # that of /metrics

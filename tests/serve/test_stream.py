@@ -1,0 +1,222 @@
+"""/stream: chunk by chunk what the parallel form gives, a state per connection, nothing left behind."""
+
+import json
+import re
+import socket
+import threading
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from mrconv.serve import Served
+from mrconv.serve.sequence import Stream
+from mrconv.tasks import DataError
+
+from .conftest import serving
+from .models import INPUTS, build, save
+
+SAMPLES = np.random.default_rng(1).integers(-9000, 9000, 800).astype(np.int16)
+CUTS = (1, 8, 9, 137, 400, 731)
+
+
+def say(stream, message):
+    stream.send(message if isinstance(message, bytes) else json.dumps(message))
+    return json.loads(stream.recv(timeout=30))
+
+
+def values(answer):
+    return np.array(list(answer["probabilities"].values()))
+
+
+@torch.no_grad()
+def parallel(name, x):
+    model, _ = build(name)
+    return model(torch.from_numpy(x)[None]).softmax(-1)[0].numpy()
+
+
+def seen(samples):
+    return (samples[:, None] / 2**12 + 0.1).astype(np.float32)
+
+
+def test_the_running_prediction_is_that_of_the_sequence_so_far(audio_server):
+    with connect(audio_server.socket) as stream:
+        for start, stop in zip((0, *CUTS), CUTS, strict=False):
+            answer = say(stream, SAMPLES[start:stop].tobytes())
+            assert answer["position"] == stop
+            assert np.allclose(values(answer), parallel("audio", seen(SAMPLES[:stop])), atol=1e-5)
+        answer = say(stream, {"values": SAMPLES[CUTS[-1] :].tolist()})
+        whole = httpx.post(f"{audio_server.url}/predict", json={"values": SAMPLES.tolist()}).json()
+        assert np.allclose(values(answer), values(whole), atol=1e-5)
+        assert answer["label"] == whole["label"]
+
+
+def test_the_end_gives_what_predict_gives_and_a_new_sequence_begins(audio_server, text_server):
+    with connect(audio_server.socket) as stream:
+        for _ in range(2):
+            assert say(stream, SAMPLES[:300].tobytes())["position"] == 300
+            answer = say(stream, {"end": True})
+            assert (answer["position"], answer["end"]) == (800, True)
+            whole = httpx.post(f"{audio_server.url}/predict", json={"values": SAMPLES[:300].tolist()}).json()
+            assert np.allclose(values(answer), values(whole), atol=1e-5)
+    with connect(text_server.socket) as stream:
+        for piece in ("a fi", "n", "e film, Ü"):
+            say(stream, {"text": piece})
+        answer = say(stream, {"end": True})
+        whole = httpx.post(f"{text_server.url}/predict", json={"text": "a fine film, Ü"}).json()
+        assert answer["position"] == whole["length"]
+        assert np.allclose(values(answer), values(whole), atol=1e-5)
+
+
+def test_a_sequence_may_be_longer_than_the_model(audio_server):
+    long = np.tile(SAMPLES, 4)
+    with connect(audio_server.socket) as stream:
+        for pieces in (7, 1):
+            for piece in np.array_split(long, pieces):
+                answer = say(stream, piece.tobytes())
+            assert answer["position"] == 3200
+            assert np.allclose(values(answer), parallel("audio", seen(long)), atol=1e-4)
+            assert say(stream, {"end": True})["position"] == 3200
+
+
+def test_streams_do_not_know_of_each_other(audio_server):
+    with connect(audio_server.socket) as one, connect(audio_server.socket) as other:
+        for start in range(0, 800, 100):
+            say(one, SAMPLES[start : start + 100].tobytes())
+            say(other, SAMPLES[::-1][start : start + 100].tobytes())
+        assert audio_server.metric("mrconv_streams") == 2
+        answers = [say(stream, {"end": True}) for stream in (one, other)]
+    truths = [parallel("audio", seen(each)) for each in (SAMPLES, SAMPLES[::-1])]
+    for answer, truth in zip(answers, truths, strict=True):
+        assert np.allclose(values(answer), truth, atol=1e-5)
+    assert audio_server.settles("mrconv_streams", 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ("{", "the body is not JSON"),
+        ("[]", "expected a JSON object; got []"),
+        ({"end": True}, "nothing came before the end"),
+        ({"text": "a"}, "expected an object with one of values or end; got text"),
+        ({"values": [1], "end": True}, "expected an object with one of values or end; got values, end"),
+        ({"values": [[1, 2]]}, "got the shape (1, 2)"),
+        (b"abc", "expected samples of two bytes each; got 3 bytes"),
+        (b"", "expected samples of two bytes each; got 0 bytes"),
+    ],
+)
+def test_a_bad_message_is_answered_and_changes_nothing(audio_server, message, why):
+    with connect(audio_server.socket) as stream:
+        stream.send(message if isinstance(message, str | bytes) else json.dumps(message))
+        assert why in json.loads(stream.recv(timeout=30))["error"]
+        answer = say(stream, SAMPLES[:50].tobytes())
+        assert answer["position"] == 50
+        assert np.allclose(values(answer), parallel("audio", seen(SAMPLES[:50])), atol=1e-5)
+
+
+def test_values_normalised_by_their_instant_are(tmp_path):
+    served = Served(save("instants", tmp_path))
+    stream = Stream(served)
+    for piece in np.array_split(SAMPLES, 5):
+        answer = stream.answer(piece.astype("<i2").tobytes())
+    row = SAMPLES[:, None] * INPUTS["instants"].scale
+    assert np.allclose(values(answer), parallel("instants", row.astype(np.float32)), atol=1e-5)
+    with pytest.raises(DataError, match="normalises each position by itself, of which it knows 800"):
+        stream.answer(b"\0\0")
+
+
+def test_models_that_cannot_stream_say_why(tmp_path):
+    for options, why in (
+        ({"bidirectional": True}, "bidirectional: it needs the future of its input and cannot stream.*speech-causal"),
+        ({"mixer": "sgconv"}, "the model's mixer, sgconv, has no state to stream with"),
+    ):
+        assert re.search(why, Served(save("audio", tmp_path / "x", **options)).no_stream)
+    assert "pairs" in Served(save("pair", tmp_path / "pair")).no_stream
+    with serving(save("audio", tmp_path / "both", bidirectional=True)) as server:
+        with connect(server.socket) as stream:
+            assert "experiment=speech-causal" in json.loads(stream.recv(timeout=30))["error"]
+            with pytest.raises(ConnectionClosed) as closed:
+                stream.recv(timeout=30)
+        assert closed.value.rcvd.code == 1008
+        assert server.metric("mrconv_streams") == 0
+        assert httpx.post(f"{server.url}/predict", json={"values": [1, 2]}).status_code == 200
+
+
+def test_a_language_model_writes(tmp_path):
+    with serving(save("writer", tmp_path)) as server, connect(server.socket) as stream:
+        stream.send(json.dumps({"text": "abc", "new_tokens": 12, "temperature": 0}))
+        pieces = []
+        while "piece" in (answer := json.loads(stream.recv(timeout=30))):
+            pieces.append(answer["piece"])
+        model, inputs = build("writer")
+        truth = model.generate(torch.tensor([[0, 1, 2]]), 12, temperature=0)[0]
+        assert "".join(pieces) == answer["text"] == "".join(inputs.vocabulary[i] for i in truth)
+        texts = []
+        for _ in range(2):
+            stream.send(json.dumps({"text": "abc", "new_tokens": 30, "seed": 5, "top_k": 4, "top_p": 0.9}))
+            while "piece" in (answer := json.loads(stream.recv(timeout=30))):
+                pass
+            texts.append(answer["text"])
+        assert texts[0] == texts[1]
+        for message, why in (
+            ({"text": ""}, "text must have from 1 to 100,000 symbols"),
+            ({"prompt": "a"}, "text must be a string"),
+            ({"text": "a", "heat": 1}, "'heat' is not known"),
+            ({"text": "a", "temperature": "hot"}, "temperature must be a number"),
+            ({"text": "a", "temperature": -1}, "temperature must not be negative"),
+            ({"text": "a", "new_tokens": 0}, "new_tokens must be from 1 to 100,000"),
+            ({"text": "a", "seed": -1}, "seed must be a whole number"),
+            ({"text": "X"}, "'X', at position 0, is no symbol"),
+        ):
+            assert why in say(stream, message)["error"]
+        # whoever leaves in the middle stops the writing
+        stream.send(json.dumps({"text": "abc", "new_tokens": 100_000}))
+        stream.recv(timeout=30)
+        stream.socket.shutdown(socket.SHUT_RDWR)
+        assert server.settles("mrconv_streams", 0)
+        assert server.settles("mrconv_stream_positions_total", server.metric("mrconv_stream_positions_total"))
+
+
+def test_clients_that_vanish_leave_no_state(audio_server):
+    def vanish():
+        with connect(audio_server.socket) as stream:
+            say(stream, SAMPLES[:100].tobytes())
+            stream.send(SAMPLES.tobytes())
+            stream.socket.shutdown(socket.SHUT_RDWR)  # no goodbye, an answer on its way
+
+    before = audio_server.metric("process_open_fds")
+    for _ in range(3):
+        clients = [threading.Thread(target=vanish) for _ in range(8)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        assert audio_server.settles("mrconv_streams", 0)
+    assert audio_server.settles("process_open_fds", before)
+    with connect(audio_server.socket) as stream:
+        assert say(stream, b"\0\0")["position"] == 1
+
+
+def test_one_stream_too_many_and_one_too_quiet(hasty_server):
+    with connect(hasty_server.socket) as one, connect(hasty_server.socket) as two:
+        say(one, b"\0\0")
+        say(two, b"\0\0")
+        with connect(hasty_server.socket) as three:
+            assert "2 streams are open already" in json.loads(three.recv(timeout=30))["error"]
+        for stream in (one, two):
+            assert "nothing came or went for 1 seconds" in json.loads(stream.recv(timeout=30))["error"]
+            with pytest.raises(ConnectionClosed):
+                stream.recv(timeout=30)
+    assert hasty_server.settles("mrconv_streams", 0)
+
+
+def test_a_message_that_is_too_large_closes_the_stream(hasty_server):
+    with connect(hasty_server.socket) as stream:
+        stream.send(bytes(200_000))
+        with pytest.raises(ConnectionClosed) as closed:
+            stream.recv(timeout=30)
+    assert closed.value.rcvd.code == 1009
+    assert hasty_server.settles("mrconv_streams", 0)

@@ -1,0 +1,84 @@
+"""inputs.json: kept by a run beside its models, enough to use them by."""
+
+import numpy as np
+import pytest
+
+from mrconv.tasks import Prepared, Split, task
+from mrconv.tasks.inputs import FILE, Inputs
+from mrconv.training import record, run
+from mrconv.training.evaluation import merge
+
+from ..training.miniature import listops
+
+
+def prepared(x, **options):
+    return Prepared("own", "values", ("a", "b"), x.shape[1], {"train": Split("train", x, np.zeros(len(x)))}, **options)
+
+
+def same(a, b):
+    return all(np.array_equal(getattr(a, name), value) for name, value in vars(b).items())
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        Inputs("text", 10, ("no", "yes"), ("<pad>", "<unk>", "<eos>", "é", "\n", '"')),
+        Inputs("audio", 4, ("a",), sampling_rate=16000, scale=[[0.1], [1 / 3], [1e-9], [7]], shift=[[0.0]] * 4),
+        Inputs("image", 6, ("a",), channels=3, height=2, width=3, scale=[1 / 255] * 3, shift=[-0.5] * 3),
+    ],
+)
+def test_what_is_written_is_read(inputs):
+    assert same(Inputs.read(inputs.json()), inputs)
+    assert inputs.scale.dtype == np.float32
+
+
+def test_values_are_seen_as_the_loaders_give_them(tmp_path):
+    x = np.random.default_rng(0).normal(3, 5, (40, 12, 2)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x, y=np.arange(40) % 2)
+    data = task("folder", tmp_path, path=str(tmp_path / "x.npz")).prepare()
+    from mrconv.tasks import data_loader
+
+    batch = next(iter(data_loader(data, "val", 4)))
+    rows = [Inputs.of(data).values(data.splits["val"].row(i)) for i in range(4)]
+    assert np.array_equal(np.stack([row.x for row in rows]), batch.x.numpy())
+
+
+def test_another_rate():
+    x = np.zeros((2, 9, 1), np.int16)
+    scale = np.arange(9, dtype=np.float32)[:, None]
+    data = prepared(x, scale=scale, shift=-scale, facts={"sampling_rate": 16000})
+    thin, inputs = Inputs.of(data.decimated(1 / 3)), Inputs.of(data)
+    assert (thin.kind, thin.length, thin.sampling_rate) == ("audio", 3, pytest.approx(16000 / 3))
+    assert same(inputs.decimated(1 / 3), thin)
+    assert inputs.decimated(2).length == 18
+    picture = prepared(np.zeros((2, 16, 1), np.uint8), facts={"height": 4, "width": 4})
+    assert Inputs.of(picture).kind == "image"
+    assert Inputs.of(picture.decimated(0.5)).kind == Inputs.of(picture).decimated(0.5).kind == "values"
+
+
+def test_a_run_keeps_them_and_so_does_a_merge(tmp_path):
+    folder = tmp_path / "run"
+    run.train(listops(epochs=1, data_dir=str(tmp_path / "data")), folder, quiet=True)
+    merge(folder, out=tmp_path / "out")
+    for place in (folder / "model", folder / "merged", tmp_path / "out"):
+        inputs = record.saved_inputs(place)
+        assert (inputs.kind, inputs.length, len(inputs.vocabulary), len(inputs.classes)) == ("tokens", 64, 18, 10)
+    (folder / "model" / FILE).unlink()
+    assert record.saved_inputs(folder / "model") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "inputs.json does not tell what a model takes"),
+        ("[]", "expected an object with kind, length"),
+        ('{"kind": "text"}', "expected an object with kind, length"),
+        ('{"kind": "text", "length": 3, "colour": 1}', "expected an object with kind, length"),
+        ('{"kind": "text", "length": 0}', "length must be an integer of at least 1; got 0"),
+        ('{"kind": "text", "length": 3, "classes": 4}', "does not tell what a model takes"),
+    ],
+)
+def test_a_file_that_is_none_is_named(text, why, tmp_path):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ValueError, match=why):
+        record.saved_inputs(tmp_path)
