@@ -91,6 +91,11 @@ def test_a_text_is_typed_and_its_classes_shown_as_bars_and_over_time(text_server
     assert len(lines.first.get_attribute("points").split()) == 25  # each character, and the end
     last = page.locator("#chart").get_attribute("aria-label")
     assert last.startswith("After 25: ")
+    page.locator("#chart").hover()
+    assert page.locator("#chart .cursor").count() == 1
+    assert page.locator("#chart text").all_text_contents()[-1] in ("12", "13")  # the middle
+    page.mouse.move(0, 0)
+    assert page.locator("#chart .cursor").count() == 0
     assert all(f"{name} {value:.1f} %" in last for name, value in shown.items())
 
 

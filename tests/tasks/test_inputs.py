@@ -1,7 +1,10 @@
 """inputs.json: kept by a run beside its models, enough to use them by."""
 
+import io
+
 import numpy as np
 import pytest
+import soundfile
 
 from mrconv.tasks import Prepared, Split, task
 from mrconv.tasks.inputs import FILE, Inputs
@@ -48,12 +51,21 @@ def test_another_rate():
     scale = np.arange(9, dtype=np.float32)[:, None]
     data = prepared(x, scale=scale, shift=-scale, facts={"sampling_rate": 16000})
     thin, inputs = Inputs.of(data.decimated(1 / 3)), Inputs.of(data)
-    assert (thin.kind, thin.length, thin.sampling_rate) == ("audio", 3, pytest.approx(16000 / 3))
+    assert (thin.kind, thin.length, thin.sampling_rate, thin.step) == ("audio", 3, pytest.approx(16000 / 3), 3)
     assert same(inputs.decimated(1 / 3), thin)
-    assert inputs.decimated(2).length == 18
+    assert (inputs.decimated(2).length, inputs.decimated(2).step) == (18, 1)
     picture = prepared(np.zeros((2, 16, 1), np.uint8), facts={"height": 4, "width": 4})
     assert Inputs.of(picture).kind == "image"
     assert Inputs.of(picture.decimated(0.5)).kind == Inputs.of(picture).decimated(0.5).kind == "values"
+
+
+def test_a_recording_is_decimated_as_in_training():
+    content, samples = io.BytesIO(), np.arange(9, dtype=np.int16)
+    soundfile.write(content, samples, 16000, format="WAV")
+    inputs = Inputs.of(prepared(samples[None, :, None], facts={"sampling_rate": 16000}).decimated(1 / 2))
+    row = inputs.audio(content.getvalue())
+    assert row.x[:, 0].tolist() == [0, 2, 4, 6, 8]
+    assert row.notes == []
 
 
 def test_a_run_keeps_them_and_so_does_a_merge(tmp_path):

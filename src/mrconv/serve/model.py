@@ -89,6 +89,7 @@ class Served:
             "channels": i.channels,
             "pair": isinstance(self.model, TwoTowerClassifier),
             "sampling_rate": i.sampling_rate,
+            "step": i.step,
             "height": i.height,
             "width": i.width,
             "generates": self.generates,

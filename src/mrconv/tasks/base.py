@@ -106,7 +106,7 @@ class Prepared:
         thin = [z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift)]
         facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no picture any more
         if "sampling_rate" in facts:
-            facts["sampling_rate"] /= step
+            facts |= {"sampling_rate": facts["sampling_rate"] / step, "step": step * facts.get("step", 1)}
         length = -(-self.length // step)
         return dataclasses.replace(self, splits=splits, length=length, scale=thin[0], shift=thin[1], facts=facts)
 

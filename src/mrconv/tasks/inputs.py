@@ -37,7 +37,8 @@ class Inputs:
     """What a model was trained on, without the data: kept beside it as inputs.json.
 
     kind: "text" (of characters), "tokens" (other symbols), "values" (length, channels), "audio" (values that are
-    samples of 16 bits, `sampling_rate` a second) or "image" (values that are pixels, row by row). A model sees
+    samples of 16 bits, `sampling_rate` a second, every `step`th of a recording, without a filter) or "image" (values
+    that are pixels, row by row). A model sees
     values * scale + shift, which are numbers for all, for each channel or for each position. Without `classes`, it is
     a language model that takes them.
     """
@@ -48,6 +49,7 @@ class Inputs:
     vocabulary: tuple[str, ...] = ()
     channels: int = 1
     sampling_rate: float | None = None
+    step: int = 1
     height: int | None = None
     width: int | None = None
     scale: Any = 1.0
@@ -55,15 +57,22 @@ class Inputs:
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
-        check_positive_int(length=self.length, channels=self.channels)
+        check_positive_int(length=self.length, channels=self.channels, step=self.step)
         for name in ("scale", "shift"):
             object.__setattr__(self, name, np.array(getattr(self, name), np.float32))
 
     @classmethod
     def of(cls, data: Prepared) -> Self:
         """Return what a task's rows are."""
-        facts: dict[str, Any] = {name: data.facts.get(name) for name in ("sampling_rate", "height", "width")}
-        kind = "image" if facts["height"] else "audio" if facts["sampling_rate"] else "values"
+        names = ("sampling_rate", "step", "height", "width")
+        facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
+        kind = (
+            "image"
+            if data.encoder == "image" or "height" in facts
+            else "audio"
+            if "sampling_rate" in facts
+            else "values"
+        )
         if data.vocabulary:
             characters = all(len(symbol) == 1 for symbol in data.vocabulary if symbol not in SPECIAL)
             kind = "text" if characters and data.facts.get("kind") != "tokens" else "tokens"
@@ -107,7 +116,9 @@ class Inputs:
             name: z[at] if (z := getattr(self, name)).ndim == 2 and len(z) > 1 else z for name in ("scale", "shift")
         }
         kind = "values" if self.kind == "image" else self.kind
-        sampling_rate = self.sampling_rate and self.sampling_rate * rate
+        sampling_rate, step = self.sampling_rate and self.sampling_rate * rate, max(1, round(1 / rate))
+        if self.sampling_rate and abs(step * rate - 1) < 1e-6:  # as `Prepared.decimated` does it, else by resampling
+            thin["step"] = self.step * step
         return dataclasses.replace(
             self, kind=kind, length=length, sampling_rate=sampling_rate, height=None, width=None, **thin
         )
@@ -214,7 +225,8 @@ class Inputs:
         try:
             with soundfile.SoundFile(io.BytesIO(content)) as file:
                 rate, seconds = file.samplerate, file.frames / file.samplerate
-                wanted = math.ceil(self.length / self.sampling_rate * rate)
+                own = round(self.sampling_rate * self.step)  # of the recordings in training
+                wanted = math.ceil(self.length * self.step / own * rate)
                 x = file.read(wanted, dtype="float32", always_2d=True)
         except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
             why = getattr(error, "error_string", error)
@@ -225,10 +237,10 @@ class Inputs:
         if x.shape[1] > 1:
             notes.append(f"{x.shape[1]} channels were averaged")
         samples = x.mean(1) * 2**15  # as integers of 16 bits, which the model was trained on
-        if rate != self.sampling_rate:
-            notes.append(f"resampled from {rate:,} to {self.sampling_rate:,g} samples a second")
-            samples = soxr.resample(samples, rate, self.sampling_rate)
-        row = self.values(samples[: self.length])
+        if rate != own:
+            notes.append(f"resampled from {rate:,} to {own:,} samples a second")
+            samples = soxr.resample(samples, rate, own)
+        row = self.values(samples[:: self.step][: self.length])
         if seconds > wanted / rate:
             notes.append(f"only the first {wanted / rate:.2f} of {seconds:.2f} seconds were used")
         return Row(row.x, notes + row.notes)
