@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, reparameterize
+from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, reparameterize
 from mrconv.tasks.inputs import Inputs
 from mrconv.tasks.listops import VOCABULARY
 from mrconv.tasks.rows import vocabulary
@@ -22,6 +22,7 @@ INPUTS = {
         "audio", 800, WORDS, sampling_rate=RATE, scale=np.linspace(1e-4, 2e-4, 800)[:, None], shift=np.zeros((800, 1))
     ),
     "image": Inputs("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
+    "picture": Inputs("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
     "values": Inputs("values", 50, ("a", "b", "c"), channels=2),
     "pair": Inputs("text", 60, ("no", "yes"), CHARACTERS),
     "writer": Inputs("text", 100, (), tuple("abcdefgh \n")),
@@ -37,7 +38,11 @@ def build(name, **options):
     if inputs.classes:
         shape["n_classes"] = len(inputs.classes)
     small = {"d_model": 16, "depth": 2, "l_max": inputs.length, "kernel_size": 4, "block_norm": "layer"}
-    model = randomise(cls(**(small | shape | options))).eval()
+    if name == "picture":
+        stages = {"depths": (1, 1), "dims": (8, 16), "kernel_sizes": (4, 2), "patch_size": 2, "layer_scale": 1.0}
+        model = randomise(MRConvNeXt(n_classes=2, image_size=8, **stages)).eval()
+    else:
+        model = randomise(cls(**(small | shape | options))).eval()
     with torch.no_grad():
         if inputs.classes:
             model.head.weight.mul_(4)  # so that predictions differ

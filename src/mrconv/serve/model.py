@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, reparameterize
+from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, reparameterize
 from mrconv.tasks import DataError
 from mrconv.tasks.inputs import Inputs, Row
 from mrconv.tasks.rows import SPECIAL
@@ -41,7 +41,7 @@ class Served:
         own = self.folder.resolve()
         self.name = own.parent.name if own.name in (MERGED, MODEL) else own.name
         self.model: Any = reparameterize(saved_model(self.folder)).to(device)
-        if not isinstance(self.model, SequenceClassifier | TwoTowerClassifier | LanguageModel):
+        if not isinstance(self.model, SequenceClassifier | TwoTowerClassifier | LanguageModel | MRConvNeXt):
             raise ValueError(
                 f"{folder} holds a {type(self.model).__name__}; classifiers and language models are served"
             )
@@ -56,7 +56,7 @@ class Served:
             )
         self.classes = self.inputs.classes or self.inputs.vocabulary
         # where padding reaches an answer, only sequences of one length share a batch: no answer depends on the others'
-        self.mixes_lengths = not config.bidirectional or config.mask_padding
+        self.mixes_lengths = not getattr(config, "bidirectional", True) or getattr(config, "mask_padding", False)
         self.no_stream = self._no_stream(config)
         self.predict([(self._blank(),) * len(self._ends())])  # what the first call sets up is set up, or fails, now
 
@@ -64,6 +64,8 @@ class Served:
         """Return why the model cannot stream; None if it can, and then keep the state that every stream begins with."""
         if isinstance(self.model, TwoTowerClassifier):
             return "a model of pairs needs both sequences whole and cannot stream"
+        if isinstance(self.model, MRConvNeXt):
+            return "the model needs a picture whole and cannot stream"
         if config.bidirectional:
             return (
                 "the model is bidirectional: it needs the future of its input and cannot stream. Train a causal one, "
@@ -176,7 +178,10 @@ class Served:
     def _padded(self, xs: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
         """Return sequences as one tensor, and the lengths of those of tokens: values all have the model's."""
         if not self.inputs.vocabulary:
-            return torch.from_numpy(np.stack(xs)).to(self.device, self.dtype), None
+            x = torch.from_numpy(np.stack(xs)).to(self.device, self.dtype)
+            if isinstance(self.model, MRConvNeXt):
+                x = x.unflatten(1, (self.inputs.height, self.inputs.width)).permute(0, 3, 1, 2)
+            return x, None
         lengths = torch.tensor([len(x) for x in xs])
         out = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in xs], batch_first=True)
         return out.to(self.device), lengths.to(self.device)

@@ -13,9 +13,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..config import VisionConfig
 from ..validation import check_choice, check_positive_int
 from .base import Prepared
 from .errors import DataError
+from .imagenet import MEAN, STD
 from .own_files import read_image
 from .rows import END, SPECIAL, UNKNOWN
 
@@ -38,9 +40,8 @@ class Inputs:
 
     kind: "text" (of characters), "tokens" (other symbols), "values" (length, channels), "audio" (values that are
     samples of 16 bits, `sampling_rate` a second, every `step`th of a recording, without a filter) or "image" (values
-    that are pixels, row by row). A model sees
-    values * scale + shift, which are numbers for all, for each channel or for each position. Without `classes`, it is
-    a language model that takes them.
+    that are pixels, row by row). A model sees values * scale + shift, which are numbers for all, for each channel or
+    for each position. Without `classes`, it is a language model that takes them.
     """
 
     kind: str
@@ -66,23 +67,26 @@ class Inputs:
         """Return what a task's rows are."""
         names = ("sampling_rate", "step", "height", "width")
         facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
-        kind = (
-            "image"
-            if data.encoder == "image" or "height" in facts
-            else "audio"
-            if "sampling_rate" in facts
-            else "values"
-        )
+        if data.encoder == "image":
+            facts |= {"height": data.facts["size"], "width": data.facts["size"]}
+        kind = "image" if "height" in facts else "audio" if "sampling_rate" in facts else "values"
         if data.vocabulary:
             characters = all(len(symbol) == 1 for symbol in data.vocabulary if symbol not in SPECIAL)
             kind = "text" if characters and data.facts.get("kind") != "tokens" else "tokens"
         shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels")}
-        return cls(kind, scale=data.scale, shift=data.shift, **shared, **facts)
+        scale, shift = data.scale, data.shift
+        if data.facts.get("files"):  # pictures, which are normalised when they are read
+            scale, shift = 1 / (255 * np.array(STD)), -np.array(MEAN) / STD
+        return cls(kind, scale=scale, shift=shift, **shared, **facts)
 
     @classmethod
     def unknown(cls, config: Any) -> Self:
         """Return what is known from a model's config alone: numbers as the model sees them, classes by number."""
         classes = tuple(map(str, range(getattr(config, "n_classes", 0))))
+        if isinstance(config, VisionConfig):
+            size = config.image_size
+            height, width = (size, size) if isinstance(size, int) else size
+            return cls("values", height * width, classes, channels=config.in_channels, height=height, width=width)
         vocabulary = tuple(map(str, range(config.vocab_size or 0)))
         kind = "tokens" if vocabulary else "values"
         return cls(kind, config.l_max, classes, vocabulary, config.d_input or config.d_model)
