@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import mrconv
+
 from .config import BackboneConfig
 from .layer import FORMAT_VERSION, MRConv
 
@@ -182,3 +184,26 @@ class Model(
         model = cls(**options)
         model.load_state_dict(state)
         return model.eval()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no object")
+    return found
+
+
+def saved_model(folder: Path) -> Model:
+    """Return a saved model, of the class that its config.json names."""
+    config = folder / CONFIG
+    if not config.exists():
+        raise FileNotFoundError(f"{folder} holds no model (no {CONFIG})")
+    name = read_json(config).get("architecture")
+    cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
+    if cls is None or not hasattr(cls, "from_pretrained"):
+        raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
+    return cls.from_pretrained(folder)

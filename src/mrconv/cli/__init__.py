@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import mrconv
 
-from . import bench, data, evaluate, plot, results, train
+from . import bench, data, evaluate, export, plot, results, train
 from .parser import CommandError, Parser
 
 __all__ = ["CommandError", "main"]
 
-COMMANDS = (train, evaluate, results, plot, data, bench)
+COMMANDS = (train, evaluate, export, results, plot, data, bench)
 
 
 def _place(given: argparse.Namespace, rest: Sequence[str]) -> None:

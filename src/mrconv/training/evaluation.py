@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
-import mrconv
 from mrconv import MRConv, reparameterize
+from mrconv.hub import Model
+from mrconv.inputs import random_inputs
+from mrconv.kernels import resampled
 
 from .compose import composed, spelled_out
 from .config import Experiment
@@ -69,18 +69,14 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     if not error < 1e-3:
         raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None or rate == experiment.rate else f"{MERGED}-{rate:g}")
-    merged.save_pretrained(out)  # type: ignore[operator]
+    merged.save_pretrained(out)
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)
 
 
 @torch.no_grad()
-def difference(model: nn.Module, merged: nn.Module, rate: float | None) -> float:
+def difference(model: Model, merged: Model, rate: float | None) -> float:
     """Return the largest difference of two models' logits on random inputs, relative to the largest logit."""
-    c: Any = model.config
-    length = max(1, round(c.l_max * (rate or 1)))
-    shape = (2, length) if c.vocab_size else (2, length, c.d_input)
-    x = torch.randint(c.vocab_size, shape) if c.vocab_size else torch.randn(shape)
-    inputs = (x, x.flip(0)) if isinstance(model, mrconv.TwoTowerClassifier) else (x,)
+    inputs = random_inputs(model, 2, resampled(model.config.l_max, rate or 1))
     a, b = model(*inputs, rate=rate), merged(*inputs)
     return float((a - b).abs().max() / a.abs().max())

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
 
 import mrconv
+
+from ..hub import read_json as read_json
+from ..hub import saved_model as saved_model
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
@@ -39,29 +41,6 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON, all of it or nothing."""
     with whole(path) as draft:
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no object")
-    return found
-
-
-def saved_model(folder: Path) -> nn.Module:
-    """Return a saved model, of the class that its config.json names."""
-    config = folder / "config.json"
-    if not config.exists():
-        raise FileNotFoundError(f"{folder} holds no model (no config.json)")
-    name = read_json(config).get("architecture")
-    cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
-    if cls is None or not hasattr(cls, "from_pretrained"):
-        raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
-    return cls.from_pretrained(folder)
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:
