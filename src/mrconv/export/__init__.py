@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import logging
 import os
 import tempfile
@@ -69,6 +70,8 @@ def export(
         device: to run on; "onnx" files run anywhere, and are compared on the CPU.
     """
     check_choice("format", format, tuple(FORMATS))
+    for name in FORMATS[format].needs:
+        importlib.import_module(name)
     if not isinstance(model, Model):
         raise ValueError(f"only sequence models of mrconv are exported; got a {type(model).__name__}")
     if step and (length is not None or fixed or padded):
@@ -92,8 +95,6 @@ def export(
         try:
             FORMATS[format].write(_program(subject), draft, subject.signature)
             errors = _errors(subject, FORMATS[format].load(draft))
-        except ImportError:
-            raise
         except Exception as error:  # exporters raise whatever they like
             raise ExportFailed(_why(error, subject, format)) from error
         worst = max(errors.values())
@@ -132,9 +133,9 @@ def _errors(subject: Subject, run: Runner) -> dict[tuple[int, int], float]:
 def _why(error: BaseException, subject: Subject, format: str) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    line = str(error).strip().partition("\n")[0]
+    what = " ".join(str(error).split())[:300]
     hint = "; a fixed length may work: --fixed, fixed=True" if subject.varying else ""
-    return f"mixer={subject.mixer!r} cannot be written as {format}: {type(error).__name__}: {line}{hint}"
+    return f"mixer={subject.mixer!r} cannot be written as {format}: {type(error).__name__}: {what}{hint}"
 
 
 @contextlib.contextmanager

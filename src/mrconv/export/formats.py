@@ -27,11 +27,12 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How to write a program, and how to load the file again."""
+    """How to write a program, and how to load the file again; and the packages that takes."""
 
     suffix: str
     write: Callable[[ExportedProgram, Path, Signature], None]
     load: Callable[[Path], Runner]
+    needs: tuple[str, ...] = ()
 
 
 def _several(run: Callable[..., Tensor | Sequence[Tensor]]) -> Runner:
@@ -44,7 +45,6 @@ def _several(run: Callable[..., Tensor | Sequence[Tensor]]) -> Runner:
 
 def _write_onnx(program: ExportedProgram, path: Path, signature: Signature) -> None:
     import onnx
-    import onnxscript  # noqa: F401  # torch.onnx needs it, and says less clearly that it is missing
 
     found = torch.onnx.export(
         program,
@@ -96,7 +96,7 @@ def _load_aoti(path: Path) -> Runner:
 
 
 FORMATS = {
-    "onnx": Format(".onnx", _write_onnx, _load_onnx),
+    "onnx": Format(".onnx", _write_onnx, _load_onnx, ("onnx", "onnxscript", "onnxruntime")),
     "torch": Format(".pt2", _write_torch, _load_torch),
     "aoti": Format(".aoti.pt2", _write_aoti, _load_aoti),
 }
