@@ -69,6 +69,8 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     if not error < 1e-3:
         raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None or rate == experiment.rate else f"{MERGED}-{rate:g}")
+    if rate is not None:
+        merged.results.pop("accuracy", None)  # it was that at the rate of training
     merged.save_pretrained(out)
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)

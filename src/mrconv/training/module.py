@@ -13,6 +13,7 @@ from torchmetrics import Metric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from mrconv import SequenceClassifier, TwoTowerClassifier, param_groups
+from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
 
 from .config import Experiment
@@ -25,7 +26,7 @@ class NotFinite(RuntimeError):
     """The loss is NaN or infinite."""
 
 
-def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
+def build_model(experiment: Experiment, data: Prepared) -> Model:
     """Return the experiment's model for a task's data."""
     e = experiment
     if data.encoder not in ("tokens", "values") or not data.classes:

@@ -20,6 +20,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from mrconv import reparameterize
+from mrconv.hub import Model
 from mrconv.tasks import BatchLoader, Prepared, data_loader
 from mrconv.tasks.base import Count, nothing
 
@@ -134,11 +135,14 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
     model = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
-    model.cpu().save_pretrained(folder / MODEL)  # type: ignore[operator]
+    known = {"name": experiment.name, "task": experiment.task, "epochs": len(watch.history), "seed": experiment.seed}
+    model.results = known | {"accuracy": scores}
+    model.cpu().save_pretrained(folder / MODEL)
     parameters = sum(p.numel() for p in model.parameters())
     reparameterize(model)
     merged = score(model.to(device), data, experiment, device)
-    model.cpu().save_pretrained(folder / MERGED)  # type: ignore[operator]
+    model.results = known | {"accuracy": merged}
+    model.cpu().save_pretrained(folder / MERGED)
     result = {
         "name": experiment.name,
         "task": experiment.task,
@@ -163,7 +167,7 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
     return result
 
 
-def load_model(folder: Path, data: Prepared, experiment: Experiment) -> nn.Module:
+def load_model(folder: Path, data: Prepared, experiment: Experiment) -> Model:
     """Return the model with the best weights of a run, unmerged, in eval mode."""
     path = folder / BEST if (folder / BEST).exists() else last_good(folder)
     if path is None:
