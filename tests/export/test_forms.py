@@ -28,12 +28,13 @@ LAGS = {
 
 @pytest.mark.parametrize("name", LAGS)
 @pytest.mark.parametrize("length", [1, 63, 290])
-def test_every_form_is_the_convolution(name, length):
+@pytest.mark.parametrize("products", [False, True])
+def test_every_form_is_the_convolution(name, length, products):
     lags = LAGS[name]
     u = torch.randn(2, 3, length, dtype=torch.float64)
     values, bias = torch.randn(3, len(lags), dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     for given, gelu in ((bias, True), (None, False)):
-        y = forms.convolve(u, values, lags, given, gelu, longest=290)
+        y = forms.convolve(u, values, lags, given, gelu, longest=290, products=products)
         assert relative(y, conv_reference(u, values, lags, given, gelu)) < 1e-12
 
 
@@ -45,7 +46,7 @@ def test_the_cases_meet_every_form(monkeypatch):
     u = torch.randn(1, 1, 290)
     for lags in LAGS.values():
         before = len(met)
-        forms.convolve(u, torch.randn(1, len(lags)), lags, None, False, 290)
+        forms.convolve(u, torch.randn(1, len(lags)), lags, None, False, 290, False)
         met += [] if len(met) > before else ["shifts"]
     assert met == ["plain"] * 2 + ["spectral"] * 3 + ["plain"] * 2 + ["shifts"] * 3 + ["spectral"]
 
@@ -53,7 +54,7 @@ def test_the_cases_meet_every_form(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype):
     u, values = torch.randn(2, 3, 400), torch.randn(3, 300) / 17
-    y = forms.convolve(u.to(dtype), values.to(dtype), range(300), None, False, 400)
+    y = forms.convolve(u.to(dtype), values.to(dtype), range(300), None, False, 400, True)
     assert y.dtype == dtype
     expected = conv_reference(u.to(dtype).float(), values.to(dtype).float(), range(300))
     assert torch.equal(y, expected.to(dtype)) or relative(y.float(), expected) < torch.finfo(dtype).eps

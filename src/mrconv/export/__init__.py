@@ -93,7 +93,7 @@ def export(
     with _quietly(), tempfile.TemporaryDirectory(dir=path.parent, prefix=".exporting-") as stage:
         draft = Path(stage) / f"draft{FORMATS[format].suffix}"
         try:
-            FORMATS[format].write(_program(subject), draft, subject.signature)
+            FORMATS[format].write(_program(subject, FORMATS[format].products), draft, subject.signature)
             errors = _errors(subject, FORMATS[format].load(draft))
         except Exception as error:  # exporters raise whatever they like
             raise ExportFailed(_why(error, subject, format)) from error
@@ -107,13 +107,13 @@ def export(
     return Exported(path, worst, list(errors))
 
 
-def _program(subject: Subject) -> ExportedProgram:
+def _program(subject: Subject, products: bool) -> ExportedProgram:
     """Trace, and put plain torch in place of the ops of mrconv."""
     example = subject.example()
     with torch.no_grad():
         subject.module(*example)  # reads what tracing cannot: the lags of taps
         program = torch.export.export(subject.module, example, dynamic_shapes=subject.signature.dims, strict=False)
-        program = program.run_decompositions(decompositions(subject.longest))
+        program = program.run_decompositions(decompositions(subject.longest, products))
     ours = {str(node.target) for node in program.graph.nodes if str(node.target).startswith("mrconv.")}
     if ours:
         raise NotImplementedError(f"{', '.join(sorted(ours))} runs in mrconv only")

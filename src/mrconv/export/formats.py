@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-OPSET = 20  # the first with a DFT along any axis
+OPSET = 20  # the first with a Gelu
 
 Runner = Callable[..., Sequence[Tensor]]
 """Takes the program's inputs, returns its outputs."""
@@ -27,12 +27,13 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How to write a program, and how to load the file again; and the packages that takes."""
+    """How to write a program and to load the file again, what packages that takes, and whether FFTs are products."""
 
     suffix: str
     write: Callable[[ExportedProgram, Path, Signature], None]
     load: Callable[[Path], Runner]
     needs: tuple[str, ...] = ()
+    products: bool = False
 
 
 def _several(run: Callable[..., Tensor | Sequence[Tensor]]) -> Runner:
@@ -64,6 +65,7 @@ def _load_onnx(path: Path) -> Runner:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # what it says of a failure is in the exception too
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
@@ -96,7 +98,7 @@ def _load_aoti(path: Path) -> Runner:
 
 
 FORMATS = {
-    "onnx": Format(".onnx", _write_onnx, _load_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "onnx": Format(".onnx", _write_onnx, _load_onnx, ("onnx", "onnxscript", "onnxruntime"), products=True),
     "torch": Format(".pt2", _write_torch, _load_torch),
     "aoti": Format(".aoti.pt2", _write_aoti, _load_aoti),
 }

@@ -1,8 +1,7 @@
 """The ops of mrconv in plain torch that every exporter knows: real in and out, graphs that stay as they are.
 
-Which form is fastest in onnxruntime was measured: a plain convolution up to DIRECT lags; then shifts for up to SHIFTS
-taps, and FFTs for everything else, of a power of two, which its DFT is fast at. (A convolution with 4,096 lags takes it
-ten times as long as the FFTs.)
+Which is fastest was measured in onnxruntime: a plain convolution up to DIRECT lags, beyond that shifts for up to SHIFTS
+taps, and FFTs for everything else; there as matrix products, elsewhere by `torch.fft`.
 """
 
 from __future__ import annotations
@@ -15,12 +14,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import Lags, compute_dtype
+from .products import circular
 
-DIRECT, SHIFTS = 256, 64
+DIRECT, SHIFTS = 64, 32
 
 
-def convolve(u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None, gelu: bool, longest: int) -> Tensor:
-    """Compute `ops.conv` of u (B, C, L), L up to `longest`; every size but B and L is a constant of the graph."""
+def convolve(
+    u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None, gelu: bool, longest: int, products: bool
+) -> Tensor:
+    """Compute `ops.conv` of u (B, C, L), L up to `longest`; every size but B and L is a constant of the graph.
+
+    With `products` FFTs are written as matrix products.
+    """
     x, values = (z.to(compute_dtype(u, values)) for z in (u, values))
     if isinstance(lags, range):
         seen = range(max(lags.start, 1 - longest), min(lags.stop, longest))
@@ -34,7 +39,7 @@ def convolve(u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None, gelu: b
         taps = zip(values[..., None].unbind(1), lags, strict=True)
         y = sum(value * padded[..., behind - lag : behind - lag + x.shape[2]] for value, lag in taps)  # type: ignore[assignment]
     else:
-        y = _spectral(x, _dense(values, lags, ahead), ahead, behind, longest)
+        y = _spectral(x, _dense(values, lags, ahead), ahead, behind, longest, products)
     y = y if bias is None else y + bias[:, None]
     return (F.gelu(y) if gelu else y).to(u.dtype)
 
@@ -50,24 +55,28 @@ def _dense(values: Tensor, lags: Lags, ahead: int) -> Tensor:
     return torch.cat(pieces, 1)
 
 
-def _spectral(x: Tensor, kernel: Tensor, ahead: int, behind: int, longest: int) -> Tensor:
+def _spectral(x: Tensor, kernel: Tensor, ahead: int, behind: int, longest: int, products: bool) -> Tensor:
     """Convolve by FFTs of one length, in which no needed output of the longest input wraps around."""
     n = 1 << (longest + max(ahead, behind) - 1).bit_length()
-    spectrum = torch.fft.rfft(F.pad(x, (0, n - x.shape[2]))) * torch.fft.rfft(kernel, n)
-    return torch.fft.irfft(spectrum, n)[..., ahead : ahead + x.shape[2]]
+    padded = F.pad(x, (0, n - x.shape[2]))
+    if products:
+        y = circular(padded, kernel, n)
+    else:
+        y = torch.fft.irfft(torch.fft.rfft(padded) * torch.fft.rfft(kernel, n), n)
+    return y[..., ahead : ahead + x.shape[2]]
 
 
-def decompositions(longest: int) -> dict[Any, Callable[..., Any]]:
+def decompositions(longest: int, products: bool) -> dict[Any, Callable[..., Any]]:
     """Return what to put in place of each op, for `ExportedProgram.run_decompositions`."""
 
     def dense(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool) -> Tensor:
-        return convolve(u, kernel, range(-lead, kernel.shape[1] - lead), bias, gelu, longest)
+        return convolve(u, kernel, range(-lead, kernel.shape[1] - lead), bias, gelu, longest, products)
 
     ops = torch.ops.mrconv
     return {
         ops.fft_conv.default: lambda u, kernel, bias, spectrum, lead, gelu, triton: dense(u, kernel, bias, lead, gelu),
         ops.toeplitz_conv.default: dense,
         ops.tap_conv.default: lambda u, values, bias, lags, gelu, triton: convolve(
-            u, values, tuple(lags), bias, gelu, longest
+            u, values, tuple(lags), bias, gelu, longest, products
         ),
     }
