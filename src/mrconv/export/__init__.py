@@ -81,7 +81,7 @@ def export(
     dtype = dtype or str(next(model.parameters()).dtype).removeprefix("torch.")
     check_choice("dtype", dtype, tuple(LIMITS))
     if format == "onnx" and (device != "cpu" or dtype == "bfloat16"):
-        raise ValueError("onnxruntime compares on the CPU, without bfloat16: device and dtype must be others for onnx")
+        raise ValueError("onnx files are compared by onnxruntime on the CPU, which has no bfloat16")
     original = copy.deepcopy(model).eval().to(device)
     merged = copy.deepcopy(original)
     reparameterize(merged)
