@@ -60,7 +60,7 @@ def files(kind: str, length: int, channels: int, formats: list[str]) -> dict[str
     begun = Step(model).initial_state(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in formats:
-            for step, inputs in ((False, (x,)), (True, (x[:, 0], *begun))):
+            for step, inputs in ((False, (x,)), (True, (x[:, 0].contiguous(), *begun))):
                 title = f"{name} step" if step else name
                 progress(f"{kind}, length {length}: {title}")
                 path = export(model, Path(folder) / f"model{FORMATS[name].suffix}", name, step=step).path

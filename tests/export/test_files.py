@@ -143,7 +143,7 @@ sys.modules["mrconv"] = None
 x, expected = torch.load("expected.pt")
 assert torch.allclose(torch.export.load("model.pt2").module()(x), expected, atol=1e-4)
 step = torch.export.load("step.pt2").module()
-state = [torch.zeros(3, 299, 4), torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
+state = [torch.zeros(3, 300, 4), torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
 for t in range(11):
     y, *state = step(x[:, t], *state)
 assert torch.allclose(y, expected, atol=1e-4)

@@ -1,6 +1,6 @@
 """A merged causal model as a function of one position and its state, with a graph that is the same at every step.
 
-The state of a layer is the inputs it still sees, oldest first; a step appends one, drops one, and adds up the taps.
+The state of a layer is the inputs it sees, oldest first; a step drops one, appends one, and adds up the taps.
 That moves O(reach) numbers a step, where `MRConv.step` needs O(log^2 reach) for a dense kernel and writes into its
 state: but its tiles would be another graph at every time.
 """
@@ -34,9 +34,9 @@ class WindowedConv(nn.Module):
         super().__init__()
         values, lags, bias = layer._stored()
         self.d_model, self.heads, self.groups, self.rate = layer.d_model, layer.heads, layer.groups, layer.rate
-        self.memory = max(1, *lags)
-        places = [self.memory - lag for lag in lags]
-        everything = places == list(range(self.memory, -1, -1))
+        self.memory = 1 + max(lags)
+        places = [self.memory - 1 - lag for lag in lags]
+        everything = places == [*range(self.memory)][::-1]
         dtype = compute_dtype(values)
         kernel = values.detach().to(dtype).t().reshape(len(lags), 1, self.heads, -1)  # (taps, 1, H, M)
         self.register_buffer("kernel", kernel.flip(0) if everything else kernel)
@@ -46,9 +46,8 @@ class WindowedConv(nn.Module):
 
     def stream(self, u: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """Take one position u (B, 1, d_model) in."""
-        window = torch.cat([state.inputs, u], 1)
-        state.inputs = window[:, 1:]
-        seen = (window if self.places is None else window[:, self.places]).to(self.kernel.dtype)
+        state.inputs = torch.cat([state.inputs[:, 1:], u], 1)
+        seen = (state.inputs if self.places is None else state.inputs[:, self.places]).to(self.kernel.dtype)
         y = (seen.unflatten(2, (self.groups, 1, -1)) * self.kernel).sum(1)  # (B, G, H, M)
         y = (y + self.bias.view(self.heads, -1)).flatten(1)
         if self.skip is not None:
@@ -103,7 +102,7 @@ class Step(nn.Module):
         state: list[Tensor] = []
 
         def keep(layer: WindowedConv, u: Tensor) -> None:
-            state.append(F.pad(u, (0, 0, layer.memory, 0))[:, -layer.memory :])
+            state.append(F.pad(u, (0, 0, layer.memory, 0))[:, -layer.memory :].contiguous())
 
         hooks = [
             block.layer.register_forward_pre_hook(lambda _, given, own=own: keep(own, given[0]))

@@ -91,6 +91,6 @@ class Steps(Subject):
             begun = self.step.state_after(self.merged, x[:, :start]) if start else self.step.initial_state(batch)
             state = list(begun)
             for t in range(start, start + 3):
-                output, *state = run(x[:, t], *state)
+                output, *state = run(x[:, t].contiguous(), *state)
                 expected = self.expected(x[:, : t + 1])
                 yield (batch, t + 1), output, expected[:, -1] if expected.ndim == 3 else expected
