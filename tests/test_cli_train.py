@@ -35,6 +35,7 @@ def test_a_run_leaves_its_record(folder, capsys):
         assert (run / name).exists(), name
     for name in ("model", "merged"):
         assert (run / name / "model.safetensors").exists()
+        assert "| test accuracy | " in (run / name / "README.md").read_text()
 
 
 def test_evaluate_and_reparameterize(folder, capsys):

@@ -1,15 +1,21 @@
 """Saving and loading: safetensors, a JSON config, trained and merged."""
 
 import json
+import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
-from safetensors import safe_open
+import yaml
+from safetensors import SafetensorError, safe_open
 
 from mrconv import LanguageModel, SequenceClassifier, reparameterize
 from mrconv.config import ClassifierConfig
+from mrconv.hub import saved_model
 
 from .conftest import randomise
 
@@ -157,3 +163,125 @@ new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdli
 assert new <= {"mrconv", "torch", "numpy", "safetensors"}, new
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def parsed(card):
+    """Return a card's metadata and its text."""
+    _, header, text = card.read_text().split("---\n", 2)
+    return yaml.safe_load(header), text
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_card_tells_config_results_and_licence(tmp_path, merged):
+    model = build()
+    model.results = {"name": "mine", "task": "listops", "accuracy": {"val": 0.5, "test": 0.4321}, "epochs": 3}
+    if merged:
+        reparameterize(model)
+    model.save_pretrained(tmp_path)
+    header, text = parsed(tmp_path / "README.md")
+    assert (header["license"], header["library_name"]) == ("apache-2.0", "mrconv")
+    (entry,) = header["model-index"]
+    assert entry["name"] == "mine"
+    assert [m["value"] for m in entry["results"][0]["metrics"]] == [0.5, 0.4321]
+    for words in ("| test accuracy | 43.21% |", "| epochs | 3 |", "Trained on listops", "Licence: apache-2.0"):
+        assert words in text
+    assert ("merged into one kernel" in text) is merged
+    shown = json.loads(text.split("```json\n")[1].split("```")[0])
+    assert shown == json.loads((tmp_path / "config.json").read_text())
+    assert SequenceClassifier.from_pretrained(tmp_path).results == model.results
+
+
+def test_the_hubs_own_reader_accepts_the_card(tmp_path):
+    model = build()
+    model.results = {"name": "mine", "task": "listops", "accuracy": {"test": 0.4321}}
+    model.save_pretrained(tmp_path, model_card_kwargs={"license": "mit"})
+    data = huggingface_hub.ModelCard.load(tmp_path / "README.md").data
+    assert data.license == "mit"
+    assert data.eval_results[0].metric_value == 0.4321
+    with pytest.raises(TypeError, match="licence"):
+        model.save_pretrained(tmp_path, model_card_kwargs={"licence": "mit"})
+
+
+def test_a_card_follows_the_model_unless_someone_else_wrote_it(tmp_path):
+    model, card = build(), tmp_path / "README.md"
+    model.save_pretrained(tmp_path)
+    model.results = {"task": "listops", "accuracy": {"test": 0.5}}
+    model.save_pretrained(tmp_path)
+    assert "50.00%" in card.read_text()
+    card.write_text("mine")
+    model.save_pretrained(tmp_path)
+    assert card.read_text() == "mine"
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_pushed_files_are_safe_and_come_back_from_the_hub(tmp_path, monkeypatch, merged):
+    model = build()
+    model.results = {"task": "listops", "accuracy": {"test": 0.5}}
+    if merged:
+        reparameterize(model)
+    hub = tmp_path / "hub"
+
+    class Api:
+        def __init__(self, token=None):
+            pass
+
+        def create_repo(self, repo_id, private, exist_ok):
+            return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+        def upload_folder(self, repo_id, folder_path, **options):
+            shutil.copytree(folder_path, hub / repo_id)
+            return "done"
+
+    def download(repo_id, filename, **options):
+        return str(hub / repo_id / filename)
+
+    monkeypatch.setattr(huggingface_hub.hub_mixin, "HfApi", Api)
+    for module in (huggingface_hub, huggingface_hub.hub_mixin):
+        monkeypatch.setattr(module, "hf_hub_download", download)
+    assert model.push_to_hub("someone/somewhere") == "done"
+    files = {path.name for path in (hub / "someone/somewhere").iterdir()}
+    assert files == {"README.md", "config.json", "model.safetensors"}
+    loaded = SequenceClassifier.from_pretrained("someone/somewhere")
+    tokens = torch.randint(7, (2, 30))
+    assert torch.equal(loaded(tokens), model(tokens))
+    assert loaded.results == model.results
+    assert "50.00%" in (hub / "someone/somewhere/README.md").read_text()
+
+
+class Trap:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_loading_executes_nothing_from_the_files(tmp_path):
+    sprung, folder = tmp_path / "sprung", tmp_path / "saved"
+    build().save_pretrained(folder)
+    pickle.loads(pickle.dumps(Trap(sprung)))
+    assert sprung.exists()  # the trap works
+    sprung.unlink()
+    for name in ("pytorch_model.bin", "model.pt", "model.safetensors"):
+        torch.save({"head.weight": Trap(sprung)}, folder / name)
+    with pytest.raises(SafetensorError):
+        SequenceClassifier.from_pretrained(folder)
+    build().save_pretrained(folder)
+    SequenceClassifier.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    code = f"__import__('pathlib').Path({str(sprung)!r}).touch()"
+    for changes in ({"architecture": code}, {"architecture": "os.system"}, {"architecture": "reparameterize"}):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ValueError, match="names no model of mrconv"):
+            saved_model(folder)
+    for changes, error in (
+        ({"kernel": code}, ValueError),
+        ({"auto_map": code}, TypeError),
+        ({"d_model": code}, ValueError),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(error):
+            saved_model(folder)
+    assert not sprung.exists()

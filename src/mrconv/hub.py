@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import mrconv
+
+from .card import MARK, model_card
 from .config import Config
 from .layer import FORMAT_VERSION, MRConv
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 HEADER = ("architecture", "format_version")
-CARD_TEMPLATE = """---
-{{ card_data }}
----
-
-A sequence model of reparameterized multi-resolution convolutions, made with the Python library `mrconv`.
-`config.json` names its class and all of its options; load it with `from_pretrained` of that class.
-"""
 
 
 class _LocalMixin:
@@ -35,6 +32,7 @@ class _LocalMixin:
         super().__init_subclass__()
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        options.pop("model_card_kwargs", None)  # the card is written already
         if options:
             raise ImportError(f"save_pretrained: {', '.join(options)} needs huggingface_hub, which is not installed")
         Path(save_directory).mkdir(parents=True, exist_ok=True)
@@ -55,14 +53,7 @@ except ImportError:
     _Mixin = _LocalMixin  # type: ignore[assignment, misc]
 
 
-class Model(
-    nn.Module,
-    _Mixin,
-    library_name="mrconv",
-    license="apache-2.0",
-    tags=["mrconv", "long-convolution", "sequence-model"],
-    model_card_template=CARD_TEMPLATE,
-):
+class Model(nn.Module, _Mixin, library_name="mrconv"):
     """A module made from a config: `Model(**options)`, `Model.from_config(config)`, `Model.from_pretrained(folder)`.
 
     A subclass names its config and builds itself from `self.config` in `build`.
@@ -70,6 +61,8 @@ class Model(
 
     config_class: ClassVar[type[Config]]
     config: Config
+    results: dict[str, Any]
+    """What is known of its training, for the model card: name, task, score by split, and more; saved with it."""
 
     def __init_subclass__(cls, **card: Any) -> None:
         super().__init_subclass__(**card)
@@ -83,7 +76,7 @@ class Model(
     ) -> None:
         """Build from the config's values, on a device and of a dtype."""
         super().__init__()
-        self.config = self.config_class.make(options)
+        self.config, self.results = self.config_class.make(options), {}
         self.build(device=device, dtype=dtype)
 
     def build(self, **factory: Any) -> None:
@@ -97,18 +90,23 @@ class Model(
         return cls(**{name: value for name, value in options.items() if name not in HEADER} | overrides)
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
-        """Write weights, config and (with huggingface_hub) a model card into a folder; each file whole or not at all.
+        """Write weights, config and model card into a folder; each file whole or not at all.
 
-        The options are those of `huggingface_hub.ModelHubMixin.save_pretrained`, among them `push_to_hub`.
+        The options are those of `huggingface_hub.ModelHubMixin.save_pretrained`, among them `push_to_hub`;
+        `model_card_kwargs` may give a `license`. A card that someone else wrote stays.
         """
         folder = Path(save_directory)
+        parameters = sum(p.numel() for p in self.parameters())
+        card = model_card(self._described(), parameters, self.results, **(options.get("model_card_kwargs") or {}))
         folder.mkdir(parents=True, exist_ok=True)
         if options.get("push_to_hub"):
             options.setdefault("repo_id", folder.name)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as stage:
+            (Path(stage) / CARD).write_text(card, encoding="utf-8")
             result = super().save_pretrained(stage, **options)
+            kept = (folder / CARD).exists() and MARK not in (folder / CARD).read_text(encoding="utf-8")
             for path in Path(stage).iterdir():
-                if path.name != CARD or not (folder / CARD).exists():
+                if path.name != CARD or not kept:
                     os.replace(path, folder / path.name)
         return result
 
@@ -132,13 +130,16 @@ class Model(
         state: dict[str, Any] = dict(zip(("merged", "rate"), states.pop(), strict=True)) if states else {}
         return dataclasses.replace(self.config, **{name: x for name, x in state.items() if hasattr(self.config, name)})
 
-    def _save_pretrained(self, save_directory: Path) -> None:
+    def _described(self) -> dict[str, Any]:
+        """Return config.json."""
         header = dict(zip(HEADER, (type(self).__name__, FORMAT_VERSION), strict=True))
-        config = json.dumps(header | dataclasses.asdict(self._current_config()), indent=2) + "\n"
+        return header | dataclasses.asdict(self._current_config())
+
+    def _save_pretrained(self, save_directory: Path) -> None:
         state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        metadata = {"format": "pt", "mrconv_format_version": str(FORMAT_VERSION)}
+        metadata = {"format": "pt", "mrconv_format_version": str(FORMAT_VERSION), "results": json.dumps(self.results)}
         save_file(state, save_directory / WEIGHTS, metadata)
-        (save_directory / CONFIG).write_text(config)
+        (save_directory / CONFIG).write_text(json.dumps(self._described(), indent=2) + "\n")
 
     @classmethod
     def _from_pretrained(
@@ -175,10 +176,36 @@ class Model(
                     token=token,
                 )
             )
+        with safe_open(weights, "pt") as file:
+            results = json.loads((file.metadata() or {}).get("results", "{}"))
         state = load_file(weights)
         dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
         if len(dtypes) == 1:
             options.setdefault("dtype", dtypes.pop())
         model = cls(**options)
         model.load_state_dict(state)
+        model.results = results
         return model.eval()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no object")
+    return found
+
+
+def saved_model(folder: Path) -> Model:
+    """Return a saved model, of the class that its config.json names."""
+    config = folder / CONFIG
+    if not config.exists():
+        raise FileNotFoundError(f"{folder} holds no model (no {CONFIG})")
+    name = read_json(config).get("architecture")
+    cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
+    if cls is None or not hasattr(cls, "from_pretrained"):
+        raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
+    return cls.from_pretrained(folder)

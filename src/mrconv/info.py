@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import ops
 from .baselines.base import Mixer
+from .examples import random_inputs
+from .hub import Model
 from .layer import MRConv, reparameterize
 from .maps import DepthwiseConv, FlatMixer
-from .model import TwoTowerClassifier
-from .vision import MRConvNeXt
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,6 @@ class Part:
     mixing: int
 
 
-def example(model: nn.Module, batch: int = 1, rate: float | None = None) -> tuple[Tensor, ...]:
-    """Return random inputs of the size that a model was made for, at a sampling rate."""
-    c: Any = model.config
-    own = next(model.parameters())
-    if isinstance(model, MRConvNeXt):
-        return (torch.randn(batch, c.in_channels, *model.image_size, device=own.device, dtype=own.dtype),)
-    length = max(1, round(c.l_max * (rate or 1)))
-    if c.vocab_size:
-        x = torch.randint(c.vocab_size, (batch, length), device=own.device)
-    else:
-        x = torch.randn(batch, length, c.d_input or c.d_model, device=own.device, dtype=own.dtype)
-    return (x, x.flip(0)) if isinstance(model, TwoTowerClassifier) else (x,)
-
-
 def fft_conv_flops(u: Any, kernel: Any, bias: Any, spectrum: Any, lead: int, *rest: Any, **options: Any) -> int:
     """Count `mrconv::fft_conv` of u (B, C, L) and a kernel (C, K) that looks ahead by `lead`."""
     B, C, L = u
@@ -66,12 +52,12 @@ COUNTED = {torch.ops.mrconv.fft_conv: fft_conv_flops, torch.ops.mrconv.tap_conv:
 
 
 @torch.no_grad()
-def parts(model: nn.Module) -> list[Part]:
+def parts(model: Model) -> list[Part]:
     """Return the parts of a model, merged if it is not yet, on one input."""
     merged = reparameterize(copy.deepcopy(model))
     counter = FlopCounterMode(display=False, custom_mapping=COUNTED)
     with counter:
-        merged(*example(merged))
+        merged(*random_inputs(merged))
     found = counter.get_flop_counts()
     mixers = [name for name, module in merged.named_modules() if isinstance(module, MRConv | Mixer | DepthwiseConv)]
     root = type(merged).__name__

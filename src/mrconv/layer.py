@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from .validation import (
     padding_mask,
 )
 
+M = TypeVar("M", bound=nn.Module)
 FORMAT_VERSION = 1
 """Version of the names and shapes in state dicts and saved models."""
 
@@ -434,7 +435,7 @@ class MRConv(Streams, IntegerBuffers):
             self.lags = torch.zeros_like(lags, device=fresh.device)
 
 
-def reparameterize(model: nn.Module, rate: float | None = None) -> nn.Module:
+def reparameterize(model: M, rate: float | None = None) -> M:
     """Merge every MRConv of a model in place and put the model in eval mode; returns the model."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MRConv)}
     for name, layer in layers.items():

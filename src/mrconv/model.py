@@ -222,16 +222,18 @@ class TwoTowerClassifier(_WithBackbone):
         if first.shape[0] != second.shape[0]:
             raise ValueError(f"first and second must pair up; got {first.shape[0]} and {second.shape[0]} sequences")
         both, lengths = _stacked(first, second, first_lengths, second_lengths)
-        a, b = pool(self.backbone(both, lengths, rate), lengths, self.config.pool).chunk(2)
+        h = pool(self.backbone(both, lengths, rate), lengths, self.config.pool)
+        a, b = h.unflatten(0, (2, first.shape[0])).unbind()
         return self.head(F.gelu(self.hidden(torch.cat([a, b, a - b, a * b], -1))))
 
 
 def _stacked(
     first: Tensor, second: Tensor, first_lengths: Tensor | None, second_lengths: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    L = max(first.shape[1], second.shape[1])
-    if first_lengths is None and second_lengths is None and first.shape[1] == second.shape[1]:
+    alike = first.shape[1] == second.shape[1]
+    if first_lengths is None and second_lengths is None and alike:
         return torch.cat([first, second]), None
+    L = first.shape[1] if alike else max(first.shape[1], second.shape[1])  # torch.export sees no maximum
     sides, lengths = [], []
     for x, given in ((first, first_lengths), (second, second_lengths)):
         whole = torch.full((x.shape[0],), x.shape[1], device=x.device)

@@ -17,12 +17,14 @@ class IntegerBuffers(nn.Module):
     def integers(self, name: str) -> Any:
         """Return an integer buffer as nested tuples.
 
-        Reading waits for the device, so the numbers are kept until the buffer changes; on meta those kept are all.
+        Reading waits for the device, so the numbers are kept until the buffer changes; those kept are all there are on
+        meta and in `torch.export`, which has no values to read.
         """
         buffer = self.get_buffer(name)
         kept = self.__dict__.setdefault("_integers", {})
         key = (id(buffer), buffer._version)
-        if not buffer.is_meta and kept.get(name, (None,))[0] != key:
+        unread = buffer.is_meta or torch.compiler.is_exporting()
+        if not unread and kept.get(name, (None,))[0] != key:
             kept[name] = (key, _as_tuples(buffer.tolist()))
         return kept[name][1]
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from mrconv import MRConv, MRConvNeXt, reparameterize
-from mrconv.info import example
+from mrconv.examples import random_inputs
+from mrconv.hub import Model
+from mrconv.kernels import resampled
 
 from .compose import composed, spelled_out
 from .config import Experiment
 from .data import prepare
+from .metrics import SCORES
 from .record import MERGED, MODEL, save_model, saved_inputs, saved_model
 from .run import read_run, score
 
@@ -81,14 +84,18 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
         raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None or rate == experiment.rate else f"{MERGED}-{rate:g}")
     inputs = saved_inputs(folder / MODEL)
+    if rate is not None:
+        for metric in SCORES:
+            merged.results.pop(metric, None)  # it was that at the rate of training
     save_model(merged, out, inputs if inputs is None or rate is None else inputs.decimated(rate))
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)
 
 
 @torch.no_grad()
-def difference(model: nn.Module, merged: nn.Module, rate: float | None) -> float:
+def difference(model: Model, merged: Model, rate: float | None) -> float:
     """Return the largest difference of two models' logits on random inputs, relative to the largest logit."""
-    inputs = example(model, 2, rate)
+    config: Any = model.config
+    inputs = random_inputs(model, 2, None if rate is None else resampled(config.l_max, rate))
     a, b = model(*inputs, rate=rate), merged(*inputs)
     return float((a - b).abs().max() / a.abs().max())

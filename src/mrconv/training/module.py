@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric, SumMetric
 
 from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
+from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
 from mrconv.tasks.windows import IGNORED
 
@@ -30,7 +31,7 @@ class NotFinite(RuntimeError):
     """The loss is NaN or infinite."""
 
 
-def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
+def build_model(experiment: Experiment, data: Prepared) -> Model:
     """Return the experiment's model for a task's data."""
     e = experiment
     if data.encoder == "image":
@@ -40,7 +41,7 @@ def build_model(experiment: Experiment, data: Prepared) -> nn.Module:
     options: dict[str, Any] = (
         {"d_input": data.channels} if data.encoder == "values" else {"vocab_size": len(data.vocabulary)}
     )
-    cls: type[nn.Module] = LanguageModel
+    cls: type[Model] = LanguageModel
     if data.classes:
         cls = TwoTowerClassifier if data.pair else SequenceClassifier
         options |= {"n_classes": len(data.classes), "pool": e.pool}

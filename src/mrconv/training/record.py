@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
 
 import mrconv
 from mrconv.tasks.inputs import FILE as INPUTS
 from mrconv.tasks.inputs import Inputs
+
+from ..hub import Model
+from ..hub import read_json as read_json
+from ..hub import saved_model as saved_model
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
 MODEL, MERGED = "model", "merged"
@@ -44,32 +47,9 @@ def write_json(path: Path, value: Any) -> None:
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no object")
-    return found
-
-
-def saved_model(folder: Path) -> nn.Module:
-    """Return a saved model, of the class that its config.json names."""
-    config = folder / "config.json"
-    if not config.exists():
-        raise FileNotFoundError(f"{folder} holds no model (no config.json)")
-    name = read_json(config).get("architecture")
-    cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
-    if cls is None or not hasattr(cls, "from_pretrained"):
-        raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
-    return cls.from_pretrained(folder)
-
-
-def save_model(model: nn.Module, folder: Path, inputs: Inputs | None) -> None:
+def save_model(model: Model, folder: Path, inputs: Inputs | None) -> None:
     """Save a model and, where it is known, what it takes: all that is needed to use it elsewhere."""
-    model.save_pretrained(folder)  # type: ignore[operator]
+    model.save_pretrained(folder)
     if inputs is not None:
         with whole(folder / INPUTS) as draft:
             draft.write_text(inputs.json(), encoding="utf-8")

@@ -20,6 +20,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from mrconv import reparameterize
+from mrconv.hub import Model
 from mrconv.tasks import Prepared
 from mrconv.tasks.base import Count, nothing
 from mrconv.tasks.inputs import Inputs
@@ -146,10 +147,13 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
     inputs = Inputs.of(data)
+    known = {"name": experiment.name, "task": experiment.task, "epochs": len(watch.history), "seed": experiment.seed}
+    model.results = known | {data.metric: scores}
     record.save_model(model.cpu(), folder / MODEL, inputs)
     parameters = sum(p.numel() for p in model.parameters())
     reparameterize(model)
     merged = score(model.to(device), data, experiment, device)
+    model.results = known | {data.metric: merged}
     record.save_model(model.cpu(), folder / MERGED, inputs)
     result = {
         "name": experiment.name,
@@ -187,7 +191,7 @@ def end(folder: Path) -> dict[str, Any]:
     return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
 
 
-def load_model(folder: Path, data: Prepared, experiment: Experiment) -> nn.Module:
+def load_model(folder: Path, data: Prepared, experiment: Experiment) -> Model:
     """Return the model with the best weights of a run, unmerged, in eval mode."""
     path = folder / BEST if (folder / BEST).exists() else last_good(folder)
     if path is None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from mrconv import MRConvNeXt
+from mrconv.hub import Model
 from mrconv.tasks import Prepared
 
 from .config import Experiment
 
 
-def build_vision(experiment: Experiment, data: Prepared) -> nn.Module:
+def build_vision(experiment: Experiment, data: Prepared) -> Model:
     """Return the experiment's MRConvNeXt for a task's pictures."""
     e = experiment
     if not e.depths:

@@ -1,0 +1,82 @@
+"""The ops of mrconv in plain torch that every exporter knows: real in and out, graphs that stay as they are.
+
+Which is fastest was measured in onnxruntime: a plain convolution up to DIRECT lags, beyond that shifts for up to SHIFTS
+taps, and FFTs for everything else; there as matrix products, elsewhere by `torch.fft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..ops import Lags, compute_dtype
+from .products import circular
+
+DIRECT, SHIFTS = 64, 32
+
+
+def convolve(
+    u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None, gelu: bool, longest: int, products: bool
+) -> Tensor:
+    """Compute `ops.conv` of u (B, C, L), L up to `longest`; every size but B and L is a constant of the graph.
+
+    With `products` FFTs are written as matrix products.
+    """
+    x, values = (z.to(compute_dtype(u, values)) for z in (u, values))
+    if isinstance(lags, range):
+        seen = range(max(lags.start, 1 - longest), min(lags.stop, longest))
+        values, lags = values[:, seen.start - lags.start : seen.stop - lags.start], seen
+    ahead, behind = max(0, -min(lags)), max(0, max(lags))
+    if ahead + behind < DIRECT:
+        kernel = _dense(values, lags, ahead).flip(1)[:, None]
+        y = F.conv1d(F.pad(x, (behind, ahead)), kernel, groups=x.shape[1])
+    elif len(lags) <= SHIFTS:
+        padded = F.pad(x, (behind, ahead))
+        taps = zip(values[..., None].unbind(1), lags, strict=True)
+        y = sum(value * padded[..., behind - lag : behind - lag + x.shape[2]] for value, lag in taps)  # type: ignore[assignment]
+    else:
+        y = _spectral(x, _dense(values, lags, ahead), ahead, behind, longest, products)
+    y = y if bias is None else y + bias[:, None]
+    return (F.gelu(y) if gelu else y).to(u.dtype)
+
+
+def _dense(values: Tensor, lags: Lags, ahead: int) -> Tensor:
+    """Return the kernel at all lags from -ahead on; `ops.densify` makes a tensor of indices, which cannot be traced."""
+    if isinstance(lags, range):
+        return values
+    pieces, at = [], -ahead
+    for column, lag in sorted(zip(values.split(1, 1), lags, strict=True), key=lambda tap: tap[1]):
+        pieces += [values.new_zeros(values.shape[0], lag - at), column]
+        at = lag + 1
+    return torch.cat(pieces, 1)
+
+
+def _spectral(x: Tensor, kernel: Tensor, ahead: int, behind: int, longest: int, products: bool) -> Tensor:
+    """Convolve by FFTs of one length, in which no needed output of the longest input wraps around."""
+    n = 1 << (longest + max(ahead, behind) - 1).bit_length()
+    padded = F.pad(x, (0, n - x.shape[2]))
+    if products:
+        y = circular(padded, kernel, n)
+    else:
+        y = torch.fft.irfft(torch.fft.rfft(padded) * torch.fft.rfft(kernel, n), n)
+    return y[..., ahead : ahead + x.shape[2]]
+
+
+def decompositions(longest: int, products: bool) -> dict[Any, Callable[..., Any]]:
+    """Return what to put in place of each op, for `ExportedProgram.run_decompositions`."""
+
+    def dense(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool) -> Tensor:
+        return convolve(u, kernel, range(-lead, kernel.shape[1] - lead), bias, gelu, longest, products)
+
+    ops = torch.ops.mrconv
+    return {
+        ops.fft_conv.default: lambda u, kernel, bias, spectrum, lead, gelu, triton: dense(u, kernel, bias, lead, gelu),
+        ops.toeplitz_conv.default: dense,
+        ops.tap_conv.default: lambda u, values, bias, lags, gelu, triton: convolve(
+            u, values, tuple(lags), bias, gelu, longest, products
+        ),
+    }

@@ -1,0 +1,247 @@
+"""Exported files: they compute what the model does, elsewhere, and a wrong one is never left behind."""
+
+import shutil
+import subprocess
+import sys
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from mrconv import LanguageModel, SequenceClassifier, SequenceLabeller, SequenceRegressor, TwoTowerClassifier
+from mrconv.cli import main
+from mrconv.export import ExportFailed, export, forms
+
+from ..conftest import randomise, relative
+
+KINDS = {
+    "dense": {"kernel": "dense", "kernel_size": 40},
+    "dilated": {"kernel": "dilated", "kernel_size": 2},
+    "fourier": {"kernel": "fourier", "kernel_size": 3},
+    "sparse": {"kernel": "sparse", "kernel_size": 2},
+    "fourier+sparse": {"kernel": "fourier+sparse", "kernel_size": 2},
+    "concat": {"kernel": "fourier", "kernel_size": 4, "combine": "concat", "decay": (0.5, 2.0)},
+    "both ways": {"kernel": "fourier", "kernel_size": 3, "bidirectional": True},
+    "dilated both ways": {"kernel": "dilated", "kernel_size": 2, "bidirectional": True},
+    "heads and groups": {"kernel": "fourier", "kernel_size": 2, "heads": 2, "groups": 2},
+    "short": {"kernel": "fourier", "kernel_size": 2, "l_max": 30},
+}
+CAUSAL = ["dilated", "fourier", "heads and groups"]
+compiler = pytest.mark.skipif(not shutil.which("g++"), reason="AOTInductor needs a C++ compiler")
+
+
+def mostly_slow(*quick):
+    """Return all kinds, those not named marked slow: their graphs are tested as ONNX already."""
+    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+
+
+def build(cls=SequenceClassifier, **options):
+    values = {"d_model": 4, "depth": 1, "l_max": 300, "d_input": 2}
+    if cls is SequenceClassifier:
+        values["n_classes"] = 3
+    return randomise(cls(**(values | options))).eval()
+
+
+def session(path):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx_equals_the_trained_model(tmp_path, kind):
+    model = build(**KINDS[kind])
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    found = export(model, tmp_path / "model.onnx", "onnx")
+    assert found.error < 1e-4
+    assert {domain.domain for domain in onnx.load(found.path).opset_import} == {""}
+    run = session(found.path)
+    assert [x.shape for x in run.get_inputs()] == [["batch", "length", 2]]
+    for batch, length in ((1, 29), (4, 17)):
+        x = torch.randn(batch, length, 2)
+        assert relative(torch.tensor(run.run(["output"], {"x": x.numpy()})[0]), model(x)) < 1e-4
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("kind", mostly_slow("fourier", "dilated both ways"))
+def test_torch_export_equals_the_trained_model(tmp_path, kind):
+    model = build(**KINDS[kind])
+    assert export(model, tmp_path / "model.pt2", "torch").error < 1e-4
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for batch, length in ((1, 29), (4, 17)):
+        x = torch.randn(batch, length, 2)
+        assert relative(loaded(x), model(x)) < 1e-4
+
+
+MODELS = {
+    "two towers": (TwoTowerClassifier, {"vocab_size": 5, "d_input": None}, 2),
+    "labeller": (SequenceLabeller, {"n_classes": 3}, 1),
+    "regressor": (SequenceRegressor, {"n_outputs": 2}, 1),
+    "language model": (LanguageModel, {"vocab_size": 5, "d_input": None}, 1),
+    "masked classifier": (SequenceClassifier, {"mask_padding": True, "prenorm": True, "block_norm": "layer"}, 1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_with_padding(tmp_path, name):
+    cls, options, sequences = MODELS[name]
+    model = build(cls, **options)
+    export(model, tmp_path / "model.pt2", "torch", padded=True, length=50)
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    tokens = "vocab_size" in options
+    inputs = [torch.randint(5, (3, 20)) if tokens else torch.randn(3, 20, 2) for _ in range(sequences)]
+    lengths = [torch.tensor(ends) for ends in ([20, 1, 7], [5, 20, 9])[:sequences]]
+    assert relative(loaded(*inputs, *lengths), model(*inputs, *lengths)) < 1e-4
+
+
+def test_two_towers_with_padding_as_onnx(tmp_path):
+    model = build(TwoTowerClassifier, vocab_size=5, d_input=None, l_max=30, mask_padding=True)
+    export(model, tmp_path / "model.onnx", "onnx", padded=True)
+    names = [x.name for x in session(tmp_path / "model.onnx").get_inputs()]
+    assert names == ["first", "second", "first_lengths", "second_lengths"]
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_an_onnx_step_equals_the_parallel_form_far_past_the_window(tmp_path, kind):
+    model = build(**(KINDS[kind] | {"l_max": 40}))
+    export(model, tmp_path / "step.onnx", "onnx", step=True)
+    run = session(tmp_path / "step.onnx")
+    state = {x.name: torch.zeros([2, *x.shape[1:]]).numpy() for x in run.get_inputs()[1:]}
+    state = {name: x.astype("float64") if x.ndim < 3 else x for name, x in state.items()}
+    x = torch.randn(2, 130, 2)
+    for t in range(130):
+        output, *after = run.run(None, {"x": x[:, t].numpy(), **state})
+        state = dict(zip(state, after, strict=True))
+        if t in (0, 1, 63, 129):
+            assert relative(torch.tensor(output), model(x[:, : t + 1])) < 1e-4
+    assert [y.name for y in run.get_outputs()] == ["output", *(f"next_{name}" for name in state)]
+
+
+@compiler
+@pytest.mark.parametrize("kind", mostly_slow("fourier"))
+def test_aoti_equals_the_trained_model(tmp_path, kind):
+    assert export(build(**KINDS[kind]), tmp_path / "model.aoti.pt2", "aoti").error < 1e-4
+
+
+@compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_an_aoti_step_equals_the_parallel_form(tmp_path, kind):
+    assert export(build(**KINDS[kind]), tmp_path / "step.aoti.pt2", "aoti", step=True).error < 1e-4
+
+
+def test_torch_files_load_without_mrconv(tmp_path):
+    model, x = build(), torch.randn(3, 11, 2)
+    export(model, tmp_path / "model.pt2", "torch")
+    export(model, tmp_path / "step.pt2", "torch", step=True)
+    torch.save((x, model(x).detach()), tmp_path / "expected.pt")
+    code = """
+import sys, torch
+sys.modules["mrconv"] = None
+x, expected = torch.load("expected.pt")
+assert torch.allclose(torch.export.load("model.pt2").module()(x), expected, atol=1e-4)
+step = torch.export.load("step.pt2").module()
+state = [torch.zeros(3, 300, 4), torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
+for t in range(11):
+    y, *state = step(x[:, t], *state)
+assert torch.allclose(y, expected, atol=1e-4)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_fixed_length_and_a_length_beyond_the_reach(tmp_path):
+    model = build(l_max=30)
+    assert export(model, tmp_path / "a.pt2", "torch", fixed=True, length=50).checked == [(1, 50), (3, 50)]
+    with pytest.raises(AssertionError):
+        torch.export.load(tmp_path / "a.pt2").module()(torch.randn(1, 49, 2))
+    assert export(model, tmp_path / "b.pt2", "torch", length=400).checked == [(1, 400), (3, 200), (2, 1)]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 5e-2), ("float16", 1e-2), ("float64", 1e-5)])
+def test_other_dtypes(tmp_path, dtype, limit):
+    found = export(build(vocab_size=5, d_input=None), tmp_path / "model.pt2", "torch", dtype=dtype)
+    assert found.error < limit
+    assert torch.export.load(found.path).module()(torch.zeros(1, 3, dtype=torch.long)).dtype == getattr(torch, dtype)
+
+
+def off_by_one(u, values, lags, bias, gelu, *rest, right=forms.convolve):
+    return right(u, values.roll(1, 1), lags, bias, gelu, *rest)
+
+
+def not_a_number(u, *rest):
+    return u * torch.nan
+
+
+@pytest.mark.parametrize(("form", "wrong"), [("onnx", off_by_one), ("torch", off_by_one), ("torch", not_a_number)])
+def test_a_wrong_export_is_caught_and_leaves_nothing(tmp_path, monkeypatch, capsys, form, wrong):
+    model = build(l_max=30)
+    model.save_pretrained(tmp_path / "saved")
+    out = tmp_path / "out" / "model"
+    monkeypatch.setattr(forms, "convolve", wrong)
+    with pytest.raises(SystemExit) as stop:
+        main(["export", str(tmp_path / "saved"), "--format", form, "--out", str(out)])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert f"the {form} file does not compute what the model does: relative error" in said.err
+    assert not said.out
+    assert list(out.parent.iterdir()) == []
+    out.write_text("what was there")
+    with pytest.raises(ExportFailed):
+        export(model, out, form)
+    assert out.read_text() == "what was there"
+
+
+def test_peers_are_written_where_torch_can_and_refused_where_not(tmp_path):
+    export(build(mixer="attention", l_max=20), tmp_path / "attention.pt2", "torch")
+    s4d = build(mixer="s4d", l_max=20)
+    with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be written as torch: .* fixed=True"):
+        export(s4d, tmp_path / "s4d.pt2", "torch")
+    export(s4d, tmp_path / "s4d.pt2", "torch", fixed=True)
+    with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be written as onnx: .*No ONNX function found"):
+        export(s4d, tmp_path / "s4d.onnx", "onnx", fixed=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"attention.pt2", "s4d.pt2"}
+
+
+def test_the_command_takes_a_run_or_a_saved_model(tmp_path, capsys):
+    run = tmp_path / "run"
+    build(l_max=30).save_pretrained(run / "model")
+    assert main(["export", str(run), "--format", "torch"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{run / 'model.pt2'}: 0.")
+    assert "largest difference from PyTorch, relative: " in said
+    assert "1 x 30, 3 x 15, 2 x 1" in said
+    assert main(["export", str(run / "model"), "--format", "torch", "--step", "--out", str(tmp_path / "x.pt2")]) == 0
+    assert (tmp_path / "x.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["/nowhere", "--format", "torch"], "/nowhere holds no model"),
+        (["{saved}"], "required: --format"),
+        (["{saved}", "--format", "tflite"], "'tflite'"),
+        (["{saved}", "--format", "onnx", "--dtype", "bfloat16"], "which has no bfloat16"),
+        (["{saved}", "--format", "torch", "--step", "--length", "5"], "a step takes one position"),
+        (["{saved}", "--format", "torch", "--length", "0"], "argument --length: must be a positive integer"),
+        (["{saved}", "--format", "torch", "--out", "/dev/null/x"], "/dev/null"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_told(tmp_path, capsys, argv, says):
+    build(l_max=20).save_pretrained(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["export", *(word.format(saved=tmp_path) for word in argv)])
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch, package):
+    build(l_max=20).save_pretrained(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit):
+        main(["export", str(tmp_path), "--format", "onnx"])
+    assert f"--format onnx needs {package}: pip install 'mrconv[export]'" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.onnx"))
