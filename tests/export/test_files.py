@@ -9,9 +9,16 @@ import onnxruntime
 import pytest
 import torch
 
-from mrconv import LanguageModel, SequenceClassifier, SequenceLabeller, SequenceRegressor, TwoTowerClassifier
+from mrconv import (
+    LanguageModel,
+    MRConvNeXt,
+    SequenceClassifier,
+    SequenceLabeller,
+    SequenceRegressor,
+    TwoTowerClassifier,
+)
 from mrconv.cli import main
-from mrconv.export import ExportFailed, export, forms
+from mrconv.export import FORMATS, ExportFailed, export, forms
 
 from ..conftest import randomise, relative
 
@@ -245,3 +252,15 @@ def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch, package):
         main(["export", str(tmp_path), "--format", "onnx"])
     assert f"--format onnx needs {package}: pip install 'mrconv[export]'" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.onnx"))
+
+
+@pytest.mark.parametrize("kernel", ["fourier", "fourier+sparse", "dilated"])
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_pictures(kernel, format, tmp_path):
+    stages = {"depths": (1, 1), "dims": (4, 8), "kernel_sizes": (4, 2), "patch_size": 2, "layer_scale": 1.0}
+    model = randomise(MRConvNeXt(n_classes=3, image_size=16, kernel=kernel, **stages)).eval()
+    done = export(model, tmp_path / f"file{FORMATS[format].suffix}", format)
+    assert done.error < 1e-4
+    assert [batch for batch, _ in done.checked] == [1, 3]
+    with pytest.raises(ValueError, match="pictures have one size"):
+        export(model, tmp_path / "file", format, step=True)
