@@ -215,6 +215,7 @@ def test_peers_stand_beside_the_paper(tmp_path):
 
 
 def test_the_best_peers_are_those_quoted():
-    for task, (name, accuracy) in paper.PEERS.items():
-        column = {peer: row[paper.TASKS.index(task)] for peer, (_, row) in paper.QUOTED.items()}
+    for i, task in enumerate(paper.TASKS):
+        name, accuracy = paper.PEERS[task]
+        column = {peer: row[i] for peer, (_, row) in paper.QUOTED.items()}
         assert column[name] == accuracy == max(value for value in column.values() if value is not None)
