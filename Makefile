@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TIMM := $(VENV)/timm
+# Two processes of one thread each: with models this small, threads wait for each other most of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # Some CPUs stop on oneDNN's bf16 matrix products; this asks for the widest set that does not.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
@@ -25,10 +27,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint test-timm test-triton
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: lint test-timm test-triton
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(PYTEST) -m 'slow or not slow'
 
 # timm imports torchvision, which must stay out of the main environment: both live in a folder of their own.
 $(TIMM)/.ready: Makefile $(READY)
