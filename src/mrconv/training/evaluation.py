@@ -75,6 +75,8 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     """Merge a run's model, compare it with the branches on random inputs, save it; return where, error and sizes."""
     experiment = read_run(folder)
     model, merged = saved_model(folder / MODEL).eval(), saved_model(folder / MODEL)
+    if rate is not None and isinstance(model, MRConvNeXt):
+        raise ValueError("maps have no sampling rate: for pictures of another size use model.resized(image_size)")
     reparameterize(merged, rate)
     for layer in model.modules():
         if isinstance(layer, MRConv):
