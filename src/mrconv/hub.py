@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -208,4 +208,7 @@ def saved_model(folder: Path) -> Model:
     cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
     if cls is None or not hasattr(cls, "from_pretrained"):
         raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
-    return cls.from_pretrained(folder)
+    try:
+        return cls.from_pretrained(folder)
+    except (SafetensorError, TypeError, RuntimeError) as error:  # damaged, or of another model
+        raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error

@@ -72,6 +72,13 @@ def test_onnx_equals_the_trained_model(tmp_path, kind):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
+def test_a_longer_input_than_the_file_is_for_is_refused(tmp_path):
+    run = session(export(build(kernel="fourier", kernel_size=3), tmp_path / "model.onnx", length=150).path)
+    assert run.run(None, {"x": torch.randn(1, 150, 2).numpy()})[0].shape == (1, 3)
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        run.run(None, {"x": torch.randn(1, 151, 2).numpy()})
+
+
 @pytest.mark.parametrize("kind", mostly_slow("fourier", "dilated both ways"))
 def test_torch_export_equals_the_trained_model(tmp_path, kind):
     model = build(**KINDS[kind])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .data import told
-from .parser import CommandError
+from .parser import CommandError, device
 
 
 def add(commands: Any) -> None:
@@ -42,7 +42,9 @@ def evaluate(given: argparse.Namespace) -> None:
         from mrconv.training.metrics import SCORES
         from mrconv.training.run import read_run
 
-        found = evaluation.evaluate(given.folder, given.settings, merged=not given.branches, device=given.device)
+        found = evaluation.evaluate(
+            given.folder, given.settings, merged=not given.branches, device=device(given.device)
+        )
         metric = SCORES[task_class(read_run(given.folder).task).metric]
     for split, value in found.items():
         print(f"{split:5s} {metric.text(value)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .data import told
-from .parser import CommandError, positive
+from .parser import CommandError, device, positive
 
 
 def add(commands: Any) -> None:
@@ -57,8 +57,10 @@ def run(given: argparse.Namespace) -> None:
         stop = numbered("--stop", given.stop, vocabulary)
         if not prompt:
             raise CommandError("argument --prompt: must not be empty")
-        device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        generator = torch.Generator(device)
+        place = torch.device(device(given.device))
+        generator = torch.Generator(place)
+        if given.seed is not None and not -(2**63) <= given.seed < 2**63:
+            raise CommandError(f"argument --seed: must fit 64 bits; got {given.seed}")
         if given.seed is None:
             generator.seed()
         else:
@@ -72,8 +74,8 @@ def run(given: argparse.Namespace) -> None:
             sys.stdout.flush()
 
         started = time.monotonic()
-        written = model.to(device).generate(
-            torch.tensor([prompt], device=device),
+        written = model.to(place).generate(
+            torch.tensor([prompt], device=place),
             given.tokens,
             temperature=given.temperature,
             top_k=given.top_k,

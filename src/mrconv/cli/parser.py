@@ -31,3 +31,15 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer; got {text!r}")
     return value
+
+
+def device(name: str | None) -> str:
+    """Return the device of this name, or the best there is; refuse one that torch cannot use."""
+    import torch
+
+    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros((), device=chosen).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise CommandError(f"argument --device: cannot use {chosen!r}: {str(error).splitlines()[0]}") from None
+    return chosen

@@ -82,8 +82,10 @@ def export(
         check_positive_int(length=length)
     dtype = dtype or str(next(model.parameters()).dtype).removeprefix("torch.")
     check_choice("dtype", dtype, tuple(LIMITS))
-    if format == "onnx" and (device != "cpu" or dtype == "bfloat16"):
-        raise ValueError("onnx files are compared by onnxruntime on the CPU, which has no bfloat16")
+    if format == "onnx" and (device != "cpu" or dtype in ("bfloat16", "float64")):
+        raise ValueError("onnx files are compared by onnxruntime on the CPU, which convolves in float32 and float16")
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: name a file")
     original = copy.deepcopy(model).eval().to(device)
     merged = copy.deepcopy(original)
     reparameterize(merged)

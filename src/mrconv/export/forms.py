@@ -58,10 +58,11 @@ def _dense(values: Tensor, lags: Lags, ahead: int) -> Tensor:
 def _spectral(x: Tensor, kernel: Tensor, ahead: int, behind: int, longest: int, products: bool) -> Tensor:
     """Convolve by FFTs of one length, in which no needed output of the longest input wraps around."""
     n = 1 << (longest + max(ahead, behind) - 1).bit_length()
-    padded = F.pad(x, (0, n - x.shape[2]))
-    if products:
-        y = circular(padded, kernel, n)
+    if products:  # a longer input would need less than no zeros behind it, where an ONNX runtime stops
+        rest = x.new_zeros(x.shape[0], x.shape[1], longest - x.shape[2])
+        y = circular(F.pad(torch.cat([x, rest], 2), (0, n - longest)), kernel, n)
     else:
+        padded = F.pad(x, (0, n - x.shape[2]))
         y = torch.fft.irfft(torch.fft.rfft(padded) * torch.fft.rfft(kernel, n), n)
     return y[..., ahead : ahead + x.shape[2]]
 

@@ -194,7 +194,7 @@ def read_image(content: bytes, name: str, grey: bool, most: int | None = None) -
     except ImportError as error:
         raise DataError(f"to read {name}, pillow is needed: pip install 'mrconv[data]'") from error
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
             if image.mode[0] in "IF":
                 raise DataError(f"{name} has pixels of more than 8 bits; expected 8")
             if most is not None and image.width * image.height > most:

@@ -58,7 +58,7 @@ class Checkpoints(Callback):
         self.between = False  # two batches of training: where a run can be stopped and go on
         self.before = 0.0  # seconds of training before this process began
         self.started = self.saved = time.monotonic()
-        self.random: dict[str, Any] | None = None
+        self.random: list[dict[str, Any]] = []  # by process, to go on with
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Keep this state, as the best one too if it is."""
@@ -115,7 +115,7 @@ class Checkpoints(Callback):
             "best_epoch": self.best_epoch,
             "history": self.history,
             "seconds": self.seconds,
-            "random": random_states(),
+            "random": _of_all(random_states(), trainer.world_size),
         }
 
     @property
@@ -133,11 +133,13 @@ class Checkpoints(Callback):
         self.history, self.before = own["history"], own["seconds"]
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Set the random states of a checkpoint; begin to count the time."""
+        """Set the random states of a checkpoint, or begin with other numbers in every process; count the time."""
         self.started = time.monotonic()
-        if self.random is not None and trainer.world_size == 1:
-            set_random_states(self.random)
-        self.random = None
+        if len(self.random) == trainer.world_size:
+            set_random_states(self.random[trainer.global_rank])
+        elif trainer.global_rank > 0:
+            torch.manual_seed(torch.initial_seed() + trainer.global_rank)
+        self.random = []
 
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
@@ -146,6 +148,14 @@ def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
         writer = csv.DictWriter(file, list(rows[-1]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def _of_all(value: dict[str, Any], processes: int) -> list[dict[str, Any]]:
+    """Return what every process has, in order."""
+    found = [value] * processes
+    if processes > 1:
+        torch.distributed.all_gather_object(found, value)
+    return found
 
 
 def random_states() -> dict[str, Any]:

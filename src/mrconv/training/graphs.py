@@ -63,7 +63,8 @@ class GraphedStep:
                 self._fresh(own)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self.pool):
+        # only this thread's calls: one that pins memory for a loader may go on meanwhile
+        with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
             outputs = self._fresh(own)
         self.pool = graph.pool()
         for b, before in buffers:
