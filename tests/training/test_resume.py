@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from mrconv.training import run
+from mrconv.training import checkpoints, run
 from mrconv.training.checkpoints import AtomicIO, last_good
 from mrconv.training.metrics import SCORES
 from mrconv.training.module import NotFinite, Training, build_model
@@ -131,6 +132,59 @@ def test_a_run_can_be_finished_where_it_stands_and_still_go_on(tmp_path, monkeyp
     whole = run.train(experiment, tmp_path / "run", quiet=True)
     assert (whole["partial"], whole["epochs_done"]) == (False, 3)
     assert whole["accuracy"] == run.train(experiment, tmp_path / "unbroken", quiet=True)["accuracy"]
+
+
+def test_the_best_checkpoint_is_named_after_a_kill_before_that(tmp_path, monkeypatch):
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
+    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: True)
+    plain = checkpoints._link
+
+    def link(source, target):
+        if target.name == "best.ckpt" and target.exists():
+            raise RuntimeError("killed")
+        plain(source, target)
+
+    monkeypatch.setattr(checkpoints, "_link", link)
+    with pytest.raises(RuntimeError, match="killed"):
+        run.train(experiment, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(checkpoints, "_link", plain)
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for result in (run.end(copy), run.train(experiment, tmp_path / "run", quiet=True)):
+        assert (result["best_epoch"], result["epochs_done"]) == (2, 2)
+    for folder in (copy, tmp_path / "run"):
+        best = torch.load(folder / "best.ckpt", weights_only=True)["state_dict"]
+        assert all(torch.equal(best[name], value) for name, value in weights(folder).items())
+        assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+
+
+def test_a_checkpoint_within_an_epoch_is_not_named_the_best(tmp_path, monkeypatch):
+    plain = run.make_trainer
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop(6)]))
+    with pytest.raises(SystemExit):  # within the second epoch, and the first is the best
+        run.train(listops(data_dir=str(tmp_path / "data")), tmp_path / "run", quiet=True)
+    best = (tmp_path / "run" / "best.ckpt").read_bytes()
+    checkpoints.settle(tmp_path / "run", tmp_path / "run" / "last.ckpt")
+    assert (tmp_path / "run" / "best.ckpt").read_bytes() == best
+
+
+def test_a_damaged_best_checkpoint_is_named_and_the_record_tells_whose_weights_it_took(tmp_path, monkeypatch):
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
+    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: False)
+    assert run.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
+    best = tmp_path / "run" / "best.ckpt"
+    best.unlink()  # it may be the previous one by another name
+    best.write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"best\.ckpt cannot be read and is left alone"):
+        assert run.end(tmp_path / "run")["best_epoch"] == 2
+
+
+def test_a_run_without_an_epoch_cannot_be_finished(tmp_path, monkeypatch):
+    plain = run.make_trainer
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop(2)]))
+    with pytest.raises(SystemExit):
+        run.train(listops(data_dir=str(tmp_path / "data")), tmp_path / "run", quiet=True)
+    with pytest.raises(ValueError, match="no epoch has ended yet"):
+        run.end(tmp_path / "run")
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):

@@ -26,7 +26,7 @@ from mrconv.tasks.base import Count, nothing
 from mrconv.tasks.inputs import Inputs
 
 from . import record
-from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
+from .checkpoints import BEST, LAST, PREVIOUS, AtomicIO, Checkpoints, last_good, settle
 from .config import Experiment
 from .data import EVALUATED, TaskData, make_loader, prepare
 from .figures import draw_run
@@ -67,6 +67,8 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
     if trainer.is_global_zero:
         record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
         record.write_json(folder / record.ENVIRONMENT, {**record.environment(), "command": record.command()})
+        if checkpoint is not None:
+            settle(folder, checkpoint)
     try:
         trainer.fit(training, module, ckpt_path=checkpoint, weights_only=True)
     except SIGTERMException:
@@ -143,7 +145,7 @@ def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
 def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoints, partial: bool) -> dict[str, Any]:
     """Evaluate the best weights, merge them, compare, and record all of it."""
     seconds, environment = watch.seconds, record.read_json(folder / record.ENVIRONMENT)
-    model = load_model(folder, data, experiment)
+    model, best_epoch = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
     inputs = Inputs.of(data)
@@ -162,7 +164,7 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
         "metric": data.metric,
         data.metric: scores,
         f"merged_{data.metric}": merged,
-        "best_epoch": watch.best_epoch + 1,
+        "best_epoch": best_epoch,
         "watched": watch.watched,
         "epochs": experiment.epochs,
         "epochs_done": len(watch.history),
@@ -185,21 +187,26 @@ def end(folder: Path) -> dict[str, Any]:
     experiment, checkpoint = read_run(folder), last_good(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint")
+    own = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]
+    if not own["history"]:
+        raise ValueError(f"{folder}: no epoch has ended yet")
+    settle(folder, checkpoint)
     data = prepare(experiment)
     watch = Checkpoints(folder, TaskData(experiment, data).watched, SCORES[data.metric], 0)
-    watch.restore(torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"])
+    watch.restore(own)
     return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
 
 
-def load_model(folder: Path, data: Prepared, experiment: Experiment) -> Model:
-    """Return the model with the best weights of a run, unmerged, in eval mode."""
-    path = folder / BEST if (folder / BEST).exists() else last_good(folder)
+def load_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Model, int]:
+    """Return the model with the best weights of a run that can be read, unmerged, in eval mode, and their epoch."""
+    path = last_good(folder, (BEST, LAST, PREVIOUS))
     if path is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint")
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    state = checkpoint["state_dict"]
     model = build_model(experiment, data)
     model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
-    return model.eval()
+    return model.eval(), checkpoint["epoch"] + 1
 
 
 @torch.no_grad()
