@@ -55,6 +55,16 @@ def test_evaluate_and_reparameterize(folder, capsys):
     assert capsys.readouterr().out == merged
 
 
+def test_a_model_merged_at_a_rate_has_a_folder_of_its_own(folder, capsys):
+    run = folder / "half-rate"
+    shutil.copytree(folder / "mini-seed0", run)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("\nrate: 1.0\n", "\nrate: 0.5\n"))  # --rate is relative to it
+    for options, place in (([], "merged"), (["--rate", "1"], "merged"), (["--rate", "0.5"], "merged-0.5")):
+        assert main(["reparameterize", str(run), *options]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == str(run / place)
+
+
 def test_a_sweep_of_two(folder, capsys):
     settings = [*SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=sweep", "seed=1,2"]
     assert main(["train", "-m", *settings]) == 0

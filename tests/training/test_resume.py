@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from mrconv.training import checkpoints, run
+from mrconv.training import checkpoints, record, run
 from mrconv.training.checkpoints import AtomicIO, last_good
 from mrconv.training.metrics import SCORES
 from mrconv.training.module import NotFinite, Training, build_model
@@ -205,6 +206,29 @@ def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path
     assert again["accuracy"] == first["accuracy"]
     assert again["seconds"] == first["seconds"]
     assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("text", ["", "name: mini\ntask_opt", "name: mini\nepochs:", "name: [", "nam: mini"])
+def test_a_damaged_config_is_named(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.yaml is not the config of a run: .+"):
+        run.read_run(tmp_path)
+
+
+def test_a_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    record.write_config(path, {"name": "mini"})
+
+    def full(self, text, **_):
+        with self.open("w") as file:
+            file.write(text[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        record.write_config(path, {"name": "other"})
+    assert path.read_text() == "name: mini\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 class Stop(Callback):

@@ -235,7 +235,13 @@ def read_run(folder: Path) -> Experiment:
     path = folder / record.CONFIG
     if not path.exists():
         raise FileNotFoundError(f"{folder} is no run: it has no {record.CONFIG}")
-    return Experiment.make(yaml.safe_load(path.read_text(encoding="utf-8")))
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no keys and values")
+        return Experiment.make(values)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not the config of a run: {' '.join(str(error).split())}") from error
 
 
 def read_result(path: Path) -> Mapping[str, Any]:
