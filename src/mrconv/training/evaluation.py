@@ -19,7 +19,7 @@ from .config import Experiment
 from .data import prepare
 from .metrics import SCORES
 from .record import MERGED, MODEL, save_model, saved_inputs, saved_model
-from .run import read_run, score
+from .run import check_options, read_run, score
 
 CHANGEABLE = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
@@ -50,6 +50,7 @@ def evaluate(
     """
     trained = read_run(folder)
     experiment = with_settings(trained, settings)
+    check_options(experiment)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data = prepare(experiment)
     known = saved_inputs(folder / MODEL)

@@ -16,12 +16,12 @@ import torch
 import yaml
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch import nn
 
 from mrconv import reparameterize
 from mrconv.hub import Model
-from mrconv.tasks import Prepared
+from mrconv.tasks import Prepared, task_class
 from mrconv.tasks.base import Count, nothing
 from mrconv.tasks.inputs import Inputs
 
@@ -45,6 +45,7 @@ MACHINE = {
 def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet: bool = False) -> dict[str, Any]:
     """Train in a run folder, going on from its last checkpoint if there is one; return the result, which it records."""
     experiment.check()
+    check_options(experiment)
     check_same(experiment, folder)
     if (folder / record.RESULT).exists() and not read_result(folder)["partial"]:
         return dict(read_result(folder))
@@ -82,6 +83,16 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
     return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
 
 
+def check_options(experiment: Experiment) -> None:
+    """Refuse a task's option that is not a number, or not true or false, where it has to be."""
+    for field in dataclasses.fields(task_class(experiment.task)):
+        value = experiment.task_options.get(field.name, field.default)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise ValueError(f"task.{field.name} must be true or false; got {value!r}")
+        if isinstance(field.default, int | float) and not isinstance(value, int | float):
+            raise ValueError(f"task.{field.name} must be a number; got {value!r}")
+
+
 def check_same(experiment: Experiment, folder: Path) -> None:
     """Refuse a folder that holds the run of another experiment: going on with it would make neither."""
     if not (folder / record.CONFIG).exists():
@@ -111,27 +122,31 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
         from pytorch_lightning.loggers import WandbLogger
 
         loggers.append(WandbLogger(project=e.wandb, name=e.name, save_dir=folder))
-    return pl.Trainer(
-        accelerator=e.accelerator,
-        devices=e.devices,
-        num_nodes=e.nodes,
-        strategy=e.strategy,
-        precision=precision(e),
-        max_epochs=e.epochs,
-        limit_train_batches=e.limit_train or None,
-        limit_val_batches=e.limit_eval or None,
-        num_sanity_val_steps=0,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,  # nothing is logged per step
-        callbacks=callbacks,
-        logger=loggers or False,
-        plugins=[AtomicIO()],
-        default_root_dir=folder,
-    )
+    try:
+        return pl.Trainer(
+            accelerator=e.accelerator,
+            devices=e.devices,
+            num_nodes=e.nodes,
+            strategy=e.strategy,
+            precision=precision(e),
+            max_epochs=e.epochs,
+            limit_train_batches=e.limit_train or None,
+            limit_val_batches=e.limit_eval or None,
+            num_sanity_val_steps=0,
+            reload_dataloaders_every_n_epochs=1,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,  # nothing is logged per step
+            callbacks=callbacks,
+            logger=loggers or False,
+            plugins=[AtomicIO()],
+            default_root_dir=folder,
+        )
+    except (MisconfigurationException, TypeError) as error:
+        told = f"accelerator={e.accelerator} devices={e.devices} strategy={e.strategy}"
+        raise ValueError(f"{told} cannot be had here: {error}") from error
 
 
 def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
