@@ -14,9 +14,10 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 import yaml
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from mrconv import reparameterize
