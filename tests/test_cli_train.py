@@ -55,6 +55,36 @@ def test_evaluate_and_reparameterize(folder, capsys):
     assert capsys.readouterr().out == merged
 
 
+def test_a_model_merged_at_a_rate_has_a_folder_of_its_own(folder, capsys):
+    run = folder / "half-rate"
+    shutil.copytree(folder / "mini-seed0", run)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("\nrate: 1.0\n", "\nrate: 0.5\n"))  # --rate is relative to it
+    for options, place in (([], "merged"), (["--rate", "1"], "merged"), (["--rate", "0.5"], "merged-0.5")):
+        assert main(["reparameterize", str(run), *options]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == str(run / place)
+
+
+@pytest.mark.parametrize("settings", [["devices=0"], ["devices=many"], ["accelerator=gpu"]])
+def test_devices_that_are_not_there_are_told_in_one_line(folder, capsys, settings, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=nowhere", *settings])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert f"{settings[0]} " in error
+    assert "cannot be had here" in error
+    assert error.count("\n") == 1
+
+
+def test_an_option_of_another_kind_is_told_when_evaluating(folder, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", str(folder / "mini-seed0"), "task.length=abc"])
+    assert stop.value.code == 2
+    assert "task.length must be a number; got 'abc'" in capsys.readouterr().err
+
+
 def test_a_sweep_of_two(folder, capsys):
     settings = [*SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=sweep", "seed=1,2"]
     assert main(["train", "-m", *settings]) == 0
@@ -99,6 +129,8 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
         (["train", "experiment=listop-base"], "near it: listops-base"),
         (["train", "task=text", "data_dir=/nowhere"], "text: none of aclImdb"),
         (["train", "task=folder"], "folder"),
+        (["train", "task.length=abc"], "task.length must be a number; got 'abc'"),
+        (["train", "task=smnist", "task.permuted=1"], "task.permuted must be true or false; got 1"),
         (["evaluate", "/nowhere"], "/nowhere is no run: it has no config.yaml"),
         (["evaluate", "/nowhere", "--device", "cpu", "more"], "unrecognized arguments: more"),
         (["reparameterize", "/nowhere"], "/nowhere is no run: it has no config.yaml"),

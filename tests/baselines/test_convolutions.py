@@ -50,6 +50,14 @@ def test_sgconv_kernel_is_its_pieces_one_after_the_other(length, init_scale, rat
             assert relative(found[direction, channel], expected) < 1e-12
 
 
+@pytest.mark.parametrize("length", [5, 16, 37])
+def test_sgconv_gives_every_piece_a_gradient_on_a_short_input(length):
+    mixer = SGConv(3, 64, kernel_size=8, **DOUBLE)
+    mixer(torch.randn(2, length, 3, **DOUBLE)).sum().backward()
+    reached = [(0, 8, 16, 32)[i] < length for i in range(4)]
+    assert [bool(w.grad.abs().max() > 0) for w in mixer.w] == reached
+
+
 def test_sgconv_norm_stays_when_the_kernel_changes():
     mixer = SGConv(3, 64, kernel_size=8, **DOUBLE)
     before = mixer.kernel(64, 1.0)

@@ -77,6 +77,8 @@ def test_lower_bits_and_higher_accuracy_are_better():
     for score in SCORES.values():
         assert not score.better(0.5, 0.5)
         assert not score.better(math.nan, 0.5)
+        assert score.better(0.5, math.nan)
+        assert not score.better(math.nan, math.nan)
 
 
 def test_ignored_positions_count_for_nothing():

@@ -112,10 +112,18 @@ def test_partial_runs_stay_alone_and_say_how_far_they_came(tmp_path):
 
 
 def test_what_no_record_holds_is_a_dash():
-    found = result(name="my-run", accuracy={"val": 0.5}, merged_accuracy={}, environment={"revision": None})
+    found = result(name="my-run", accuracy={}, merged_accuracy={}, environment={"revision": None})
     line = only_line([found])
     for column in ("test", "merged", "paper", "difference", "peer", "hardware", "revision"):
         assert line[column] == "–"
+
+
+def test_without_a_test_split_validation_is_told_and_noted():
+    scores = {"accuracy": {"val": 0.811}, "merged_accuracy": {"val": 0.812}, "epochs": 300}
+    line = only_line([result("imagenet-tiny-fourier", **scores)])
+    assert (line["test"], line["merged"], line["paper"], line["difference"]) == ("81.10", "81.20", "82.10", "−1.00")
+    assert line["notes"].split("; ")[-1] == "validation"
+    assert "validation" not in only_line([result()])["notes"]
 
 
 def test_a_name_is_compared_on_its_own_task_only():

@@ -3,18 +3,20 @@
 import csv
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from mrconv.training import run
+from mrconv.training import checkpoints, record, run
 from mrconv.training.checkpoints import AtomicIO, last_good
 from mrconv.training.metrics import SCORES
 from mrconv.training.module import NotFinite, Training, build_model
@@ -133,6 +135,59 @@ def test_a_run_can_be_finished_where_it_stands_and_still_go_on(tmp_path, monkeyp
     assert whole["accuracy"] == run.train(experiment, tmp_path / "unbroken", quiet=True)["accuracy"]
 
 
+def test_the_best_checkpoint_is_named_after_a_kill_before_that(tmp_path, monkeypatch):
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
+    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: True)
+    plain = checkpoints._link
+
+    def link(source, target):
+        if target.name == "best.ckpt" and target.exists():
+            raise RuntimeError("killed")
+        plain(source, target)
+
+    monkeypatch.setattr(checkpoints, "_link", link)
+    with pytest.raises(RuntimeError, match="killed"):
+        run.train(experiment, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(checkpoints, "_link", plain)
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for result in (run.end(copy), run.train(experiment, tmp_path / "run", quiet=True)):
+        assert (result["best_epoch"], result["epochs_done"]) == (2, 2)
+    for folder in (copy, tmp_path / "run"):
+        best = torch.load(folder / "best.ckpt", weights_only=True)["state_dict"]
+        assert all(torch.equal(best[name], value) for name, value in weights(folder).items())
+        assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+
+
+def test_a_checkpoint_within_an_epoch_is_not_named_the_best(tmp_path, monkeypatch):
+    plain = run.make_trainer
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop(6)]))
+    with pytest.raises(SystemExit):  # within the second epoch, and the first is the best
+        run.train(listops(data_dir=str(tmp_path / "data")), tmp_path / "run", quiet=True)
+    best = (tmp_path / "run" / "best.ckpt").read_bytes()
+    checkpoints.settle(tmp_path / "run", tmp_path / "run" / "last.ckpt")
+    assert (tmp_path / "run" / "best.ckpt").read_bytes() == best
+
+
+def test_a_damaged_best_checkpoint_is_named_and_the_record_tells_whose_weights_it_took(tmp_path, monkeypatch):
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
+    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: False)
+    assert run.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
+    best = tmp_path / "run" / "best.ckpt"
+    best.unlink()  # it may be the previous one by another name
+    best.write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"best\.ckpt cannot be read and is left alone"):
+        assert run.end(tmp_path / "run")["best_epoch"] == 2
+
+
+def test_a_run_without_an_epoch_cannot_be_finished(tmp_path, monkeypatch):
+    plain = run.make_trainer
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop(2)]))
+    with pytest.raises(SystemExit):
+        run.train(listops(data_dir=str(tmp_path / "data")), tmp_path / "run", quiet=True)
+    with pytest.raises(ValueError, match="no epoch has ended yet"):
+        run.end(tmp_path / "run")
+
+
 def test_a_folder_with_another_run_is_refused(tmp_path):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=1)
     run.train(experiment, tmp_path / "run", quiet=True)
@@ -151,6 +206,29 @@ def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path
     assert again["accuracy"] == first["accuracy"]
     assert again["seconds"] == first["seconds"]
     assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("text", ["", "name: mini\ntask_opt", "name: mini\nepochs:", "name: [", "nam: mini"])
+def test_a_damaged_config_is_named(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.yaml is not the config of a run: .+"):
+        run.read_run(tmp_path)
+
+
+def test_a_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    record.write_config(path, {"name": "mini"})
+
+    def full(self, text, **_):
+        with self.open("w") as file:
+            file.write(text[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        record.write_config(path, {"name": "other"})
+    assert path.read_text() == "name: mini\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 class Stop(Callback):

@@ -66,14 +66,16 @@ class SGConv(LongConvolution):
             self.Z.copy_(self.kernel(kernel_size * sum(self.factors), 1.0).norm(dim=-1, keepdim=True))
 
     def kernel(self, length: int, rate: float) -> Tensor:
-        """Return the pieces one after the other, as many as it takes, and zeros after the last."""
+        """Return the pieces one after the other, up to this length, and zeros after the last.
+
+        All take part, those beyond the length with none of their values: every parameter has a gradient then.
+        """
         pieces: list[Tensor] = []
         missing = length
         for i, (w, factor) in enumerate(zip(self.w, self.factors, strict=True)):
-            if missing <= 0:
-                break
             size = resampled(self.kernel_size * factor, rate)
             scaled = wide(w) * wide(self.decay) ** (len(self.factors) - 1 - i)
-            pieces.append(F.interpolate(scaled, size, mode="linear")[..., :missing])
-            missing -= size
-        return F.pad(torch.cat(pieces, -1), (0, max(0, missing))) / (wide(self.Z) * rate)
+            piece = F.interpolate(scaled, size, mode="linear") if missing else scaled
+            pieces.append(piece[..., :missing])
+            missing = max(0, missing - size)
+        return F.pad(torch.cat(pieces, -1), (0, missing)) / (wide(self.Z) * rate)

@@ -8,6 +8,7 @@ import os
 import random
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,21 @@ def _link(source: Path, target: Path) -> None:
             draft.write_bytes(source.read_bytes())
 
 
-def last_good(folder: Path) -> Path | None:
+def settle(folder: Path, checkpoint: Path) -> None:
+    """Do again what follows the writing of a checkpoint at an epoch's end, and which a kill may have cut short."""
+    read = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    own = read["mrconv"]
+    if not own["history"]:
+        return
+    write_csv(folder / METRICS, own["history"])
+    ended = own["history"][-1]
+    if (ended["epoch"], ended["step"]) == (own["best_epoch"] + 1, read["global_step"]):
+        _link(checkpoint, folder / BEST)
+
+
+def last_good(folder: Path, names: Sequence[str] = (LAST, PREVIOUS, BEST)) -> Path | None:
     """Return the newest checkpoint that can be read; one that cannot is named in a warning."""
-    for name in (LAST, PREVIOUS, BEST):
+    for name in names:
         path = folder / name
         if not path.exists():
             continue

@@ -19,7 +19,7 @@ from .config import Experiment
 from .data import prepare
 from .metrics import SCORES
 from .record import MERGED, MODEL, save_model, saved_inputs, saved_model
-from .run import read_run, score
+from .run import check_options, read_run, score
 
 CHANGEABLE = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
@@ -50,6 +50,7 @@ def evaluate(
     """
     trained = read_run(folder)
     experiment = with_settings(trained, settings)
+    check_options(experiment)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data = prepare(experiment)
     known = saved_inputs(folder / MODEL)
@@ -73,7 +74,8 @@ def evaluate(
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:
     """Merge a run's model, compare it with the branches on random inputs, save it; return where, error and sizes."""
-    experiment = read_run(folder)
+    read_run(folder)  # or tell that it is none
+    rate = None if rate == 1 else rate
     model, merged = saved_model(folder / MODEL).eval(), saved_model(folder / MODEL)
     if rate is not None and isinstance(model, MRConvNeXt):
         raise ValueError("maps have no sampling rate: for pictures of another size use model.resized(image_size)")
@@ -84,7 +86,7 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     error = difference(model, merged, rate)
     if not error < 1e-3:
         raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
-    out = out or folder / (MERGED if rate is None or rate == experiment.rate else f"{MERGED}-{rate:g}")
+    out = out or folder / (MERGED if rate is None else f"{MERGED}-{rate:g}")
     inputs = saved_inputs(folder / MODEL)
     if rate is not None:
         for metric in SCORES:

@@ -21,14 +21,18 @@ class Score(ABC):
     """Of an axis."""
     scale: ClassVar[float] = 1.0
     """From what is recorded to what is shown."""
+    higher: ClassVar[bool]
+    """Whether a higher score is a better one."""
 
     @abstractmethod
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum over a batch's labels, of which `loss` is the mean cross-entropy, and how many there are."""
 
-    @abstractmethod
     def better(self, new: float, old: float) -> bool:
-        """Whether a score is better than another."""
+        """Whether a score is better than another; every number is better than NaN."""
+        if math.isnan(old):
+            return not math.isnan(new)
+        return new > old if self.higher else new < old
 
     @abstractmethod
     def text(self, value: float) -> str:
@@ -41,15 +45,12 @@ class Accuracy(Score):
     name = "accuracy"
     label = "accuracy, %"
     scale = 100.0
+    higher = True
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many answers are right, and how many there are."""
         right = logits.argmax(-1) == y
         return right.sum(), torch.full((), right.numel(), device=y.device)
-
-    def better(self, new: float, old: float) -> bool:
-        """Higher is."""
-        return new > old
 
     def text(self, value: float) -> str:
         """Return percent."""
@@ -61,15 +62,12 @@ class Bits(Score):
 
     name = "bits"
     label = "bits per character"
+    higher = False
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bits of all tokens, and how many there are."""
         count = (y != IGNORED).sum()
         return loss.double() * count / math.log(2), count
-
-    def better(self, new: float, old: float) -> bool:
-        """Lower is."""
-        return new < old
 
     def text(self, value: float) -> str:
         """Return bits."""

@@ -65,8 +65,9 @@ def saved_inputs(folder: Path) -> Inputs | None:
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:
-    """Write a config as YAML."""
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    """Write a config as YAML, all of it or nothing."""
+    with whole(path) as draft:
+        draft.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
 def environment() -> dict[str, Any]:

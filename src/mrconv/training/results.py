@@ -146,8 +146,9 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     first = group[0]
     metric = SCORES[first.get("metric", "accuracy")]
+    split = _split(first)
     test, merged = (
-        [metric.scale * row[key]["test"] for row in group if "test" in row[key]]
+        [metric.scale * row[key][split] for row in group if split in row[key]]
         for key in (metric.name, f"merged_{metric.name}")
     )
     unit = "" if metric.name == "accuracy" else f" {metric.name}"
@@ -171,6 +172,12 @@ def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         if test and paper.accuracy is not None:
             says["difference"] = f"{statistics.mean(test) - paper.accuracy:+.2f}".replace("-", "−")
     return says
+
+
+def _split(row: Mapping[str, Any]) -> str:
+    """Return the split whose score a run is told by: test, or validation where there is no test."""
+    scores = row[row.get("metric", "accuracy")]
+    return "val" if "val" in scores and "test" not in scores else "test"
 
 
 def _published(row: Mapping[str, Any]) -> Published | None:
@@ -228,6 +235,8 @@ def notes(row: Mapping[str, Any]) -> list[str]:
             found.append(f"{examples:,} training examples, {EXAMPLES[task]:,} in the paper")
     if row.get("watched", "").startswith("test/"):
         found.append("epoch chosen by test")
+    if _split(row) == "val":
+        found.append("validation")
     return found
 
 

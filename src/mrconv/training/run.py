@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 import yaml
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -21,12 +22,12 @@ from torch import nn
 
 from mrconv import reparameterize
 from mrconv.hub import Model
-from mrconv.tasks import Prepared
+from mrconv.tasks import Prepared, task_class
 from mrconv.tasks.base import Count, nothing
 from mrconv.tasks.inputs import Inputs
 
 from . import record
-from .checkpoints import BEST, AtomicIO, Checkpoints, last_good
+from .checkpoints import BEST, LAST, PREVIOUS, AtomicIO, Checkpoints, last_good, settle
 from .config import Experiment
 from .data import EVALUATED, TaskData, make_loader, prepare
 from .figures import draw_run
@@ -45,6 +46,7 @@ MACHINE = {
 def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet: bool = False) -> dict[str, Any]:
     """Train in a run folder, going on from its last checkpoint if there is one; return the result, which it records."""
     experiment.check()
+    check_options(experiment)
     check_same(experiment, folder)
     if (folder / record.RESULT).exists() and not read_result(folder)["partial"]:
         return dict(read_result(folder))
@@ -67,6 +69,8 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
     if trainer.is_global_zero:
         record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
         record.write_json(folder / record.ENVIRONMENT, {**record.environment(), "command": record.command()})
+        if checkpoint is not None:
+            settle(folder, checkpoint)
     try:
         trainer.fit(training, module, ckpt_path=checkpoint, weights_only=True)
     except SIGTERMException:
@@ -78,6 +82,16 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
     if not trainer.is_global_zero:
         return {}
     return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
+
+
+def check_options(experiment: Experiment) -> None:
+    """Refuse a task's option that is not a number, or not true or false, where it has to be."""
+    for field in dataclasses.fields(task_class(experiment.task)):
+        value = experiment.task_options.get(field.name, field.default)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise ValueError(f"task.{field.name} must be true or false; got {value!r}")
+        if isinstance(field.default, int | float) and not isinstance(value, int | float):
+            raise ValueError(f"task.{field.name} must be a number; got {value!r}")
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
@@ -109,27 +123,31 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
         from pytorch_lightning.loggers import WandbLogger
 
         loggers.append(WandbLogger(project=e.wandb, name=e.name, save_dir=folder))
-    return pl.Trainer(
-        accelerator=e.accelerator,
-        devices=e.devices,
-        num_nodes=e.nodes,
-        strategy=e.strategy,
-        precision=precision(e),
-        max_epochs=e.epochs,
-        limit_train_batches=e.limit_train or None,
-        limit_val_batches=e.limit_eval or None,
-        num_sanity_val_steps=0,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,  # nothing is logged per step
-        callbacks=callbacks,
-        logger=loggers or False,
-        plugins=[AtomicIO()],
-        default_root_dir=folder,
-    )
+    try:
+        return pl.Trainer(
+            accelerator=e.accelerator,
+            devices=e.devices,
+            num_nodes=e.nodes,
+            strategy=e.strategy,
+            precision=precision(e),
+            max_epochs=e.epochs,
+            limit_train_batches=e.limit_train or None,
+            limit_val_batches=e.limit_eval or None,
+            num_sanity_val_steps=0,
+            reload_dataloaders_every_n_epochs=1,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,  # nothing is logged per step
+            callbacks=callbacks,
+            logger=loggers or False,
+            plugins=[AtomicIO()],
+            default_root_dir=folder,
+        )
+    except (MisconfigurationException, TypeError) as error:
+        told = f"accelerator={e.accelerator} devices={e.devices} strategy={e.strategy}"
+        raise ValueError(f"{told} cannot be had here: {error}") from error
 
 
 def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
@@ -143,7 +161,7 @@ def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
 def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoints, partial: bool) -> dict[str, Any]:
     """Evaluate the best weights, merge them, compare, and record all of it."""
     seconds, environment = watch.seconds, record.read_json(folder / record.ENVIRONMENT)
-    model = load_model(folder, data, experiment)
+    model, best_epoch = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
     inputs = Inputs.of(data)
@@ -162,7 +180,7 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
         "metric": data.metric,
         data.metric: scores,
         f"merged_{data.metric}": merged,
-        "best_epoch": watch.best_epoch + 1,
+        "best_epoch": best_epoch,
         "watched": watch.watched,
         "epochs": experiment.epochs,
         "epochs_done": len(watch.history),
@@ -185,21 +203,26 @@ def end(folder: Path) -> dict[str, Any]:
     experiment, checkpoint = read_run(folder), last_good(folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint")
+    own = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]
+    if not own["history"]:
+        raise ValueError(f"{folder}: no epoch has ended yet")
+    settle(folder, checkpoint)
     data = prepare(experiment)
     watch = Checkpoints(folder, TaskData(experiment, data).watched, SCORES[data.metric], 0)
-    watch.restore(torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"])
+    watch.restore(own)
     return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
 
 
-def load_model(folder: Path, data: Prepared, experiment: Experiment) -> Model:
-    """Return the model with the best weights of a run, unmerged, in eval mode."""
-    path = folder / BEST if (folder / BEST).exists() else last_good(folder)
+def load_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Model, int]:
+    """Return the model with the best weights of a run that can be read, unmerged, in eval mode, and their epoch."""
+    path = last_good(folder, (BEST, LAST, PREVIOUS))
     if path is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint")
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    state = checkpoint["state_dict"]
     model = build_model(experiment, data)
     model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
-    return model.eval()
+    return model.eval(), checkpoint["epoch"] + 1
 
 
 @torch.no_grad()
@@ -228,7 +251,13 @@ def read_run(folder: Path) -> Experiment:
     path = folder / record.CONFIG
     if not path.exists():
         raise FileNotFoundError(f"{folder} is no run: it has no {record.CONFIG}")
-    return Experiment.make(yaml.safe_load(path.read_text(encoding="utf-8")))
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no keys and values")
+        return Experiment.make(values)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not the config of a run: {' '.join(str(error).split())}") from error
 
 
 def read_result(path: Path) -> Mapping[str, Any]:
