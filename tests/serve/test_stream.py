@@ -101,8 +101,9 @@ def test_streams_do_not_know_of_each_other(audio_server):
         ("{", "the body is not JSON"),
         ("[]", "expected a JSON object; got []"),
         ({"end": True}, "nothing came before the end"),
-        ({"text": "a"}, "expected an object with one of values or end; got text"),
-        ({"values": [1], "end": True}, "expected an object with one of values or end; got values, end"),
+        ({"text": "a"}, "expected an object with one of values or end; got 'text'"),
+        ('{"\\ud800": 1}', "expected an object with one of values or end; got '\\ud800'"),
+        ({"values": [1], "end": True}, "expected an object with one of values or end; got 'values', 'end'"),
         ({"values": [[1, 2]]}, "got the shape (1, 2)"),
         (b"abc", "expected samples of two bytes each; got 3 bytes"),
         (b"", "expected samples of two bytes each; got 0 bytes"),
@@ -161,6 +162,9 @@ def test_a_language_model_writes(tmp_path):
                 pass
             texts.append(answer["text"])
         assert texts[0] == texts[1]
+        for option in ('"temperature": 1e-40', f'"temperature": 1{"0" * 400}', '"top_p": 1e-300'):
+            stream.send(f'{{"text": "abc", "new_tokens": 2, {option}}}')
+            assert ["end" in json.loads(stream.recv(timeout=30)) for _ in range(3)] == [False, False, True]
         for message, why in (
             ({"text": ""}, "text must have from 1 to 100,000 symbols"),
             ({"prompt": "a"}, "text must be a string"),
@@ -178,6 +182,8 @@ def test_a_language_model_writes(tmp_path):
         stream.socket.shutdown(socket.SHUT_RDWR)
         assert server.settles("mrconv_streams", 0)
         assert server.settles("mrconv_stream_positions_total", server.metric("mrconv_stream_positions_total"))
+        server.process.terminate()
+        assert server.process.communicate(timeout=30)[1] == ""
 
 
 def test_clients_that_vanish_leave_no_state(audio_server):

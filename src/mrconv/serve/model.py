@@ -17,7 +17,7 @@ from mrconv.tasks.inputs import Inputs, Row
 from mrconv.tasks.rows import SPECIAL
 from mrconv.training.record import MERGED, MODEL, saved_inputs, saved_model
 
-from .parsing import checked_text, checked_tokens, decoded, parsed
+from .parsing import checked_text, checked_tokens, decoded, listed, parsed
 
 Rows = tuple[Row, ...]
 """One sequence, or two for a model of pairs."""
@@ -126,7 +126,7 @@ class Served:
             given = [name for name in self.fields() if f"{name}{end}" in found]
             if wrong or len(given) != 1:
                 names = " and one of ".join(" or ".join(f"{name}{end}" for name in self.fields()) for end in ends)
-                raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
+                raise DataError(f"expected an object with one of {names}; got {listed(found)}")
             rows.append(self.row(given[0], found[given[0] + end]))
         return tuple(rows)
 

@@ -13,7 +13,7 @@ from mrconv.tasks import DataError
 from mrconv.tasks.rows import SPECIAL
 
 from .model import Served, probabilities
-from .parsing import checked_text, checked_tokens
+from .parsing import checked_text, checked_tokens, listed
 
 SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
 MOST = 100_000  # symbols of a prompt, and of what is written after it
@@ -55,7 +55,7 @@ class Stream:
         given = [name for name in fields if name in found]
         if len(given) != 1 or len(found) != 1:
             names = " or ".join((*fields, "end"))
-            raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
+            raise DataError(f"expected an object with one of {names}; got {listed(found)}")
         value = found[given[0]]
         if given[0] == "values":
             return self._values(value)

@@ -89,7 +89,12 @@ class Streams:
                 raise Gone
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        job = loop.run_in_executor(self.writers, generate, self.served, found, tell)
+        def write() -> str:
+            with suppress(Gone):
+                return generate(self.served, found, tell)
+            return ""
+
+        job = loop.run_in_executor(self.writers, write)
         job.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:
