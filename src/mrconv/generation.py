@@ -25,7 +25,9 @@ def restricted(logits: Tensor, top_k: int | None = None, top_p: float | None = N
     if top_p is not None and top_p < 1:
         ordered, index = logits.sort(-1, descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, index, before >= top_p)
+        over = before >= top_p
+        over[..., 0] = False  # the likeliest stays, however small top_p is
+        out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, index, over)
         logits = logits.masked_fill(out, -torch.inf)
     return logits
 
@@ -36,7 +38,9 @@ def draw(
     """Return a token (B,) for logits (B, V); at temperature 0 the likeliest."""
     if temperature == 0:
         return logits.argmax(-1)
-    odds = restricted(logits.float() / temperature, top_k, top_p).softmax(-1)
+    logits = logits.float() - logits.float().amax(-1, keepdim=True)  # none overflows, however small the temperature is
+    limits = torch.finfo(logits.dtype)
+    odds = restricted(logits / min(max(temperature, limits.tiny), limits.max), top_k, top_p).softmax(-1)
     return torch.multinomial(odds, 1, generator=generator)[:, 0]
 
 

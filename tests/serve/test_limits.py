@@ -13,6 +13,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from mrconv.serve import Options, Served, create_app
+from mrconv.tasks import DataError
+
 from .conftest import serving
 from .models import save
 
@@ -178,6 +181,42 @@ def test_sigterm_ends_streams_and_says_so(tmp_path):
         assert closed.value.rcvd.code == 1012
         server.process.wait(30)
         assert server.process.stderr.read() == ""
+
+
+def test_sigterm_ends_a_stream_within_a_long_chunk(tmp_path):
+    with serving(save("audio", tmp_path), "--timeout", "1") as server, connect(server.socket) as stream:
+        stream.send(bytes(10 * MB))
+        while not server.metric("mrconv_stream_positions_total"):
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed) as closed:
+            stream.recv(timeout=30)
+        assert closed.value.rcvd.code == 1012
+        server.process.wait(30)
+        assert server.process.stderr.read() == ""  # nothing had to be cancelled
+
+
+def test_requests_that_are_decoded_wait_too(tmp_path, monkeypatch):
+    served, begun, release = Served(save("text", tmp_path)), threading.Event(), threading.Event()
+
+    def rows(content, media_type):
+        begun.set()
+        release.wait(30)
+        raise DataError("enough")
+
+    monkeypatch.setattr(served, "rows", rows)
+
+    async def ask():
+        transport = httpx.ASGITransport(create_app(served, Options(waiting=1)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            first = asyncio.create_task(client.post("/predict"))
+            await asyncio.to_thread(begun.wait, 30)
+            second = asyncio.create_task(client.post("/predict"))
+            await asyncio.wait([second], timeout=2)
+            release.set()
+            return [(await each).status_code for each in (first, second)]
+
+    assert asyncio.run(ask()) == [400, 503]
 
 
 def test_memory_stays_where_it_is(text_server):

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from mrconv.serve import Served
-from mrconv.serve.sequence import Stream
+from mrconv.serve.sequence import Stream, generate
 from mrconv.tasks import DataError
 
 from .conftest import serving
@@ -30,6 +30,14 @@ def say(stream, message):
 
 def values(answer):
     return np.array(list(answer["probabilities"].values()))
+
+
+def fed(stream, message):
+    pieces, end = stream.pieces(message)
+    for piece in pieces:
+        assert len(piece) <= stream.inputs.length
+        stream.feed(piece)
+    return stream.answer(end)
 
 
 @torch.no_grad()
@@ -101,8 +109,9 @@ def test_streams_do_not_know_of_each_other(audio_server):
         ("{", "the body is not JSON"),
         ("[]", "expected a JSON object; got []"),
         ({"end": True}, "nothing came before the end"),
-        ({"text": "a"}, "expected an object with one of values or end; got text"),
-        ({"values": [1], "end": True}, "expected an object with one of values or end; got values, end"),
+        ({"text": "a"}, "expected an object with one of values or end; got 'text'"),
+        ('{"\\ud800": 1}', "expected an object with one of values or end; got '\\ud800'"),
+        ({"values": [1], "end": True}, "expected an object with one of values or end; got 'values', 'end'"),
         ({"values": [[1, 2]]}, "got the shape (1, 2)"),
         (b"abc", "expected samples of two bytes each; got 3 bytes"),
         (b"", "expected samples of two bytes each; got 0 bytes"),
@@ -121,11 +130,57 @@ def test_values_normalised_by_their_instant_are(tmp_path):
     served = Served(save("instants", tmp_path))
     stream = Stream(served)
     for piece in np.array_split(SAMPLES, 5):
-        answer = stream.answer(piece.astype("<i2").tobytes())
+        answer = fed(stream, piece.astype("<i2").tobytes())
     row = SAMPLES[:, None] * INPUTS["instants"].scale
     assert np.allclose(values(answer), parallel("instants", row.astype(np.float32)), atol=1e-5)
     with pytest.raises(DataError, match="normalises each position by itself, of which it knows 800"):
-        stream.answer(b"\0\0")
+        fed(stream, b"\0\0")
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"mixer": "attention"}, 800),
+        ({"mixer": "attention", "mixer_options": {"positions": "learned"}}, 200),
+        ({"mixer": "mega"}, 800),
+        ({"mixer": "mrconv-attention", "mixer_options": {"chunk": None}}, 800),
+        ({"mixer": "mega-chunk"}, None),
+        ({}, None),
+    ],
+)
+def test_a_state_that_grows_has_an_end(options, most, tmp_path):
+    served = Served(save("text", tmp_path, **options))
+    assert served.most == most
+    stream = Stream(served)
+    fed(stream, json.dumps({"text": "a" * 190}))
+    for _ in range(most is None or (most - 200) // 200):
+        fed(stream, json.dumps({"text": "b" * 200}))
+    if most is not None:
+        with pytest.raises(DataError, match=f"may have {most - 1} positions; with these it would have {most}"):
+            stream.pieces(json.dumps({"text": "c" * 10}))
+        assert fed(stream, json.dumps({"text": "c" * 9}))["position"] == most - 1
+        assert fed(stream, '{"end": true}')["position"] == most
+
+
+def test_a_writer_whose_state_grows_has_an_end(tmp_path):
+    served = Served(save("writer", tmp_path, mixer="attention"))
+    assert len(generate(served, {"text": "abc", "new_tokens": 397}, lambda piece: None)) == 397
+    with pytest.raises(DataError, match="text and new_tokens may be 400 symbols; got 3 and 398"):
+        generate(served, {"text": "abc", "new_tokens": 398}, print)
+
+
+def test_a_long_chunk_lets_others_in_and_ends_with_its_client(audio_server):
+    before = audio_server.metric("mrconv_stream_positions_total")
+    with connect(audio_server.socket) as stream:
+        stream.send(bytes(4_000_000))
+        while audio_server.metric("mrconv_stream_positions_total") == before:
+            pass
+        assert httpx.post(f"{audio_server.url}/predict", json={"values": [1, 2]}).status_code == 200
+        with pytest.raises(TimeoutError):
+            stream.recv(timeout=0)
+        stream.socket.shutdown(socket.SHUT_RDWR)
+    assert audio_server.settles("mrconv_streams", 0)
+    assert audio_server.metric("mrconv_stream_positions_total") - before < 2_000_000
 
 
 def test_models_that_cannot_stream_say_why(tmp_path):
@@ -161,6 +216,9 @@ def test_a_language_model_writes(tmp_path):
                 pass
             texts.append(answer["text"])
         assert texts[0] == texts[1]
+        for option in ('"temperature": 1e-40', f'"temperature": 1{"0" * 400}', '"top_p": 1e-300'):
+            stream.send(f'{{"text": "abc", "new_tokens": 2, {option}}}')
+            assert ["end" in json.loads(stream.recv(timeout=30)) for _ in range(3)] == [False, False, True]
         for message, why in (
             ({"text": ""}, "text must have from 1 to 100,000 symbols"),
             ({"prompt": "a"}, "text must be a string"),
@@ -178,6 +236,8 @@ def test_a_language_model_writes(tmp_path):
         stream.socket.shutdown(socket.SHUT_RDWR)
         assert server.settles("mrconv_streams", 0)
         assert server.settles("mrconv_stream_positions_total", server.metric("mrconv_stream_positions_total"))
+        server.process.terminate()
+        assert server.process.communicate(timeout=30)[1] == ""
 
 
 def test_clients_that_vanish_leave_no_state(audio_server):

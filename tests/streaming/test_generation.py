@@ -34,6 +34,15 @@ def test_the_likeliest_tokens_are_those_of_the_parallel_form(model, merged):
     assert torch.equal(model.generate(prompt, 50, top_p=1e-9), expected)
 
 
+def test_options_at_the_end_of_their_range_give_the_likeliest_or_anything(model):
+    prompt = torch.randint(11, (3, 7))
+    expected = by_forward(model, prompt, 5)
+    assert torch.equal(model.generate(prompt, 5, temperature=1e-40), expected)
+    assert torch.equal(model.generate(prompt, 5, top_p=1e-300), expected)
+    drawn = model.generate(prompt[:1].repeat(200, 1), 1, temperature=10**400)
+    assert len(drawn.unique()) == 11
+
+
 def test_the_same_generator_gives_the_same_tokens(model):
     prompt = torch.randint(11, (2, 1))
     a, b, c = (model.generate(prompt, 20, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))

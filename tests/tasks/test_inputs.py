@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from mrconv.tasks import Prepared, Split, task
+from mrconv.tasks import DataError, Prepared, Split, task
 from mrconv.tasks.inputs import FILE, Inputs
+from mrconv.tasks.rows import SPECIAL
 from mrconv.training import record, run
 from mrconv.training.evaluation import merge
 
@@ -68,6 +69,32 @@ def test_a_recording_is_decimated_as_in_training():
     assert row.notes == []
 
 
+@pytest.mark.parametrize("rate", [1, 999, 1_000_001, 2**31 - 1])
+def test_a_recording_of_an_absurd_rate_is_refused(rate):
+    content = io.BytesIO()
+    soundfile.write(content, np.zeros(9, np.int16), rate, format="WAV")
+    with pytest.raises(DataError, match=f"from 1,000 to 1,000,000 samples a second; got {rate:,}"):
+        Inputs("audio", 8, ("a",), sampling_rate=16000).audio(content.getvalue())
+    assert Inputs("audio", 9, ("a",), sampling_rate=rate).audio(content.getvalue()).notes == []  # the model's own
+
+
+def test_a_scale_for_each_position_goes_with_a_shift_for_all():
+    inputs = Inputs("values", 3, ("a",), scale=[[1], [2], [3]], shift=0.5)
+    assert inputs.values([1, 1, 1]).x[:, 0].tolist() == [1.5, 2.5, 3.5]
+    assert inputs.normalised(np.ones((2, 1), np.float32), 1)[:, 0].tolist() == [2.5, 3.5]
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens"])
+def test_inputs_have_symbols_and_only_those_of_their_own(kind):
+    inputs = Inputs(kind, 10, ("no", "yes"), (*SPECIAL, "a", "b"))
+    assert inputs.tokens(["a", "b"]).x.tolist() == [3, 4, 2]
+    with pytest.raises(DataError, match="expected at least one symbol; got none"):
+        inputs.tokens(inputs.symbols(""))
+    for symbol in SPECIAL:
+        with pytest.raises(DataError, match=f"'{symbol}', at position 1, is no symbol of the model; it knows a b"):
+            inputs.tokens(["a", symbol])
+
+
 def test_a_run_keeps_them_and_so_does_a_merge(tmp_path):
     folder = tmp_path / "run"
     run.train(listops(epochs=1, data_dir=str(tmp_path / "data")), folder, quiet=True)
@@ -87,7 +114,20 @@ def test_a_run_keeps_them_and_so_does_a_merge(tmp_path):
         ('{"kind": "text"}', "expected an object with kind, length"),
         ('{"kind": "text", "length": 3, "colour": 1}', "expected an object with kind, length"),
         ('{"kind": "text", "length": 0}', "length must be an integer of at least 1; got 0"),
-        ('{"kind": "text", "length": 3, "classes": 4}', "does not tell what a model takes"),
+        ('{"kind": "text", "length": 3, "classes": 4}', "classes must be strings, no two of them the same; got 4"),
+        ('{"kind": "text", "length": 3, "classes": "ab"}', "classes must be strings"),
+        ('{"kind": "text", "length": 3, "classes": [0, 1]}', "classes must be strings"),
+        (
+            '{"kind": "text", "length": 3, "vocabulary": ["a", "a"]}',
+            "vocabulary must be strings, no two of them the same",
+        ),
+        ('{"kind": "audio", "length": 3}', "audio needs a sampling_rate, in samples a second; got None"),
+        ('{"kind": "audio", "length": 3, "sampling_rate": 0}', "audio needs a sampling_rate"),
+        ('{"kind": "image", "length": 4}', "height must be an integer of at least 1; got None"),
+        ('{"kind": "image", "length": 4, "height": 2, "width": 3}', "length must be that of 2 x 3 pixels; got 4"),
+        ('{"kind": "values", "length": 3, "scale": [1, 2]}', "scale must be a number.*= .3, 1.; got the shape .2,."),
+        ('{"kind": "values", "length": 3, "shift": [[1], [2]]}', "shift must be a number.*got the shape .2, 1."),
+        ('{"kind": "values", "length": 3, "shift": NaN}', "shift must be finite"),
     ],
 )
 def test_a_file_that_is_none_is_named(text, why, tmp_path):

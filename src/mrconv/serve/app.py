@@ -36,8 +36,8 @@ class Options:
     """How a model is served.
 
     max_body: bytes of a request or of a message of a stream. batch: requests answered together, at most. wait_ms: how
-    long the first of them waits for others. waiting: requests that may wait. timeout: seconds for a body to arrive, for
-    an answer, and between two messages of a stream. streams: that may be open.
+    long the first of them waits for others. waiting: requests that may be decoded or wait. timeout: seconds for a body
+    to arrive, for an answer, and between two messages of a stream. streams: that may be open.
     """
 
     max_body: int = 10_000_000
@@ -81,7 +81,7 @@ def create_app(served: Served, options: Options) -> FastAPI:
         worker = asyncio.create_task(batcher.work())
         yield
         worker.cancel()
-        executor.shutdown()
+        executor.shutdown(wait=False, cancel_futures=True)  # nobody waits for what is left
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)  # its pages of documentation load from elsewhere
     app.add_middleware(Measured, metrics=metrics, routes=ROUTES)
@@ -96,9 +96,10 @@ def create_app(served: Served, options: Options) -> FastAPI:
         content = await received(request, options)
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            async with asyncio.timeout(options.timeout):
-                rows = await asyncio.to_thread(served.rows, content, media_type)
-                found = await batcher.ask(rows)
+            with batcher.place():
+                async with asyncio.timeout(options.timeout):
+                    rows = await asyncio.to_thread(served.rows, content, media_type)
+                    found = await batcher.ask(rows)
         except WrongKind as error:
             raise refused(415, str(error)) from None
         except DataError as error:

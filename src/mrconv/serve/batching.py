@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class Batcher(Generic[T, R]):
 
     Args:
         answer: from a batch of items to their results; runs in the executor, one batch at a time.
-        most: items that may be without a result; more are refused.
+        most: places for those who ask; more are refused.
     """
 
     def __init__(
@@ -30,17 +31,22 @@ class Batcher(Generic[T, R]):
         self.queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue()
         self.pending = 0
 
-    async def ask(self, item: T) -> R:
-        """Return the item's result."""
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place, from before an item is made until its result is there."""
         if self.pending >= self.most:
             raise Busy
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self.queue.put_nowait((item, future))
         self.pending += 1
         try:
-            return await future
+            yield
         finally:
             self.pending -= 1
+
+    async def ask(self, item: T) -> R:
+        """Return the item's result."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self.queue.put_nowait((item, future))
+        return await future
 
     async def work(self) -> None:
         """Answer, until cancelled."""

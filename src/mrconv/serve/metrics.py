@@ -24,7 +24,7 @@ class Metrics:
             "mrconv_request_seconds", "From a request to its answer", ["route"], buckets=SECONDS, **shared
         )
         self.in_flight = Gauge("mrconv_requests_in_flight", "Requests that have no answer yet", **shared)
-        self.waiting = Gauge("mrconv_requests_waiting", "Requests that wait for the model", **shared)
+        self.waiting = Gauge("mrconv_requests_waiting", "Requests that are decoded or wait for the model", **shared)
         self.batches = Histogram("mrconv_batch_size", "Requests answered together", buckets=SIZES, **shared)
         self.model = Histogram("mrconv_model_seconds", "Of the model for a batch", buckets=SECONDS, **shared)
         self.streams = Gauge("mrconv_streams", "Open streams, each with a state", **shared)

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, reparameterize
+from mrconv.baselines.mega import GatedAttention
+from mrconv.baselines.transformer import Attention
 from mrconv.tasks import DataError
 from mrconv.tasks.inputs import Inputs, Row
 from mrconv.tasks.rows import SPECIAL
 from mrconv.training.record import MERGED, MODEL, saved_inputs, saved_model
 
-from .parsing import checked_text, checked_tokens, decoded, parsed
+from .parsing import checked_text, checked_tokens, decoded, listed, parsed
 
+GROWTH = 4  # a state that grows may become that of so many inputs of the model's length
 Rows = tuple[Row, ...]
 """One sequence, or two for a model of pairs."""
 
@@ -58,6 +61,7 @@ class Served:
         # where padding reaches an answer, only sequences of one length share a batch: no answer depends on the others'
         self.mixes_lengths = not getattr(config, "bidirectional", True) or getattr(config, "mask_padding", False)
         self.no_stream = self._no_stream(config)
+        self.most = self._most()
         self.predict([(self._blank(),) * len(self._ends())])  # what the first call sets up is set up, or fails, now
 
     def _no_stream(self, config: Any) -> str | None:
@@ -75,6 +79,15 @@ class Served:
             self.beginning = self.model.initial_state(1)
         except (ValueError, NotImplementedError, AttributeError):
             return f"the model's mixer, {config.mixer}, has no state to stream with"
+        return None
+
+    def _most(self) -> int | None:
+        """Return how long a stream may get; None if for ever, with a state that does not grow."""
+        for module in self.model.modules():
+            if isinstance(module, Attention) and module.embedding is not None:
+                return module.l_max
+            if isinstance(module, Attention) or (isinstance(module, GatedAttention) and module.chunk is None):
+                return GROWTH * self.inputs.length
         return None
 
     def about(self) -> dict[str, Any]:
@@ -126,7 +139,7 @@ class Served:
             given = [name for name in self.fields() if f"{name}{end}" in found]
             if wrong or len(given) != 1:
                 names = " and one of ".join(" or ".join(f"{name}{end}" for name in self.fields()) for end in ends)
-                raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
+                raise DataError(f"expected an object with one of {names}; got {listed(found)}")
             rows.append(self.row(given[0], found[given[0] + end]))
         return tuple(rows)
 

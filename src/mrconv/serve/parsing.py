@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from mrconv.tasks import DataError
@@ -25,6 +26,11 @@ def parsed(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"expected a JSON object; got {text[:60]}")
     return found
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as an answer can quote them: a name in JSON may be what UTF-8 has no bytes for."""
+    return f"{', '.join(map(ascii, names)) or 'none':.100}"
 
 
 def checked_text(text: Any) -> str:

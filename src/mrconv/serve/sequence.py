@@ -13,7 +13,7 @@ from mrconv.tasks import DataError
 from mrconv.tasks.rows import SPECIAL
 
 from .model import Served, probabilities
-from .parsing import checked_text, checked_tokens
+from .parsing import checked_text, checked_tokens, listed, parsed
 
 SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
 MOST = 100_000  # symbols of a prompt, and of what is written after it
@@ -31,14 +31,27 @@ class Stream:
         self.state = self.served.beginning.copy()
         self.position, self.last = 0, np.empty(0)
 
-    def answer(self, found: bytes | Mapping[str, Any]) -> dict[str, Any]:
-        """Take a chunk, or the end; return the prediction up to there. After the end, a new sequence begins."""
-        end = not isinstance(found, bytes) and dict(found) == {"end": True}
+    def pieces(self, message: bytes | str) -> tuple[list[np.ndarray], bool]:
+        """Return what a message adds, in pieces no longer than `/predict` takes, and whether the sequence ends there.
+
+        Nothing is taken in yet: `feed` does that, piece by piece, so that others get their answers in between.
+        """
+        found = message if isinstance(message, bytes) else parsed(message)
+        end = found == {"end": True}
         if end and self.position == 0:
             raise DataError("nothing came before the end")
         x = self.rest() if end else self.chunk(found)
-        if len(x):
-            self.last = self.feed(x)
+        most = self.served.most
+        if not end and most is not None and self.position + len(x) > most - len(self.inputs.end):
+            raise DataError(
+                f"the model attends to all that came before: a stream of it may have {most - len(self.inputs.end):,} "
+                f"positions; with these it would have {self.position + len(x):,}"
+            )
+        n = self.inputs.length
+        return [x[i : i + n] for i in range(0, len(x), n)], end
+
+    def answer(self, end: bool) -> dict[str, Any]:
+        """Return the prediction for what was fed so far; at the end, begin a new sequence."""
         result = {"position": self.position, "end": end, **self.served.named(self.last)}
         if end:
             self.reset()
@@ -55,7 +68,7 @@ class Stream:
         given = [name for name in fields if name in found]
         if len(given) != 1 or len(found) != 1:
             names = " or ".join((*fields, "end"))
-            raise DataError(f"expected an object with one of {names}; got {', '.join(found) or 'none':.100}")
+            raise DataError(f"expected an object with one of {names}; got {listed(found)}")
         value = found[given[0]]
         if given[0] == "values":
             return self._values(value)
@@ -75,15 +88,14 @@ class Stream:
         return self.inputs.normalised(zeros, self.position) if len(zeros) else zeros
 
     @torch.inference_mode()
-    def feed(self, x: np.ndarray) -> np.ndarray:
-        """Take the next positions, no more at a time than `/predict` takes; return the probabilities after the last."""
-        tensor = torch.from_numpy(x)[None].to(self.served.device)
-        for piece in (tensor.to(self.served.dtype) if tensor.is_floating_point() else tensor).split(
-            self.inputs.length, 1
-        ):
-            logits, self.state = self.served.model.stream(piece, self.state)
-        self.position += len(x)
-        return probabilities(logits[:, -1])[0]
+    def feed(self, piece: np.ndarray) -> None:
+        """Take the next positions in."""
+        x = torch.from_numpy(piece)[None].to(self.served.device)
+        logits, self.state = self.served.model.stream(
+            x.to(self.served.dtype) if x.is_floating_point() else x, self.state
+        )
+        self.position += len(piece)
+        self.last = probabilities(logits[:, -1])[0]
 
 
 def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], None]) -> str:
@@ -103,6 +115,11 @@ def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], Non
         raise DataError(f"seed must be a whole number from 0 on; got {seed!r:.60}")
     if not 1 <= len(prompt) <= MOST:
         raise DataError(f"text must have from 1 to {MOST:,} symbols, to go on from; got {len(prompt):,}")
+    if served.most is not None and len(prompt) + new > served.most:
+        raise DataError(
+            f"the model attends to all that came before: text and new_tokens may be {served.most:,} symbols; "
+            f"got {len(prompt):,} and {new:,}"
+        )
     generator = None if seed is None else torch.Generator(served.device).manual_seed(seed)
     space = "" if served.inputs.kind == "text" else " "
     pieces: list[str] = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from mrconv.tasks import DataError
 
@@ -24,6 +25,12 @@ POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
 
 class Gone(Exception):
     """Nobody listens any more."""
+
+
+def here(socket: WebSocket) -> None:
+    """Refuse to go on if the client has left, as far as was received."""
+    if socket.client_state == WebSocketState.DISCONNECTED:
+        raise WebSocketDisconnect
 
 
 class Streams:
@@ -56,22 +63,28 @@ class Streams:
     async def _classified(self, socket: WebSocket) -> None:
         """Answer every chunk by the prediction so far."""
         stream = await self._run(Stream, self.served)
-        while True:
-            message = await self._received(socket)
-            before = stream.position
-            try:
-                found = message if isinstance(message, bytes) else parsed(message)
-                answer = await self._run(stream.answer, found)
-            except DataError as error:
-                answer = {"error": str(error)}
-            else:
-                self.metrics.positions.inc(answer["position"] - before)
-            await self._send(socket, answer)
+        coming = asyncio.create_task(socket.receive())
+        try:
+            while True:
+                message = await self._received(coming)
+                coming = asyncio.create_task(socket.receive())  # tells, while the model runs, if the client leaves
+                try:
+                    pieces, end = await asyncio.to_thread(stream.pieces, message)
+                except DataError as error:
+                    await self._send(socket, {"error": str(error)})
+                    continue
+                for piece in pieces:
+                    here(socket)
+                    await self._run(stream.feed, piece)
+                    self.metrics.positions.inc(len(piece))
+                await self._send(socket, await self._run(stream.answer, end))
+        finally:
+            coming.cancel()
 
     async def _generated(self, socket: WebSocket) -> None:
         """Answer every prompt by what follows it, symbol by symbol and then as a whole."""
         while True:
-            message = await self._received(socket)
+            message = await self._received(socket.receive())
             try:
                 if isinstance(message, bytes):
                     raise DataError('expected JSON, {"text": "..."}; got bytes')
@@ -89,7 +102,12 @@ class Streams:
                 raise Gone
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        job = loop.run_in_executor(self.writers, generate, self.served, found, tell)
+        def write() -> str:
+            with suppress(Gone):
+                return generate(self.served, found, tell)
+            return ""
+
+        job = loop.run_in_executor(self.writers, write)
         job.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -102,15 +120,16 @@ class Streams:
     async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.executor, function, *arguments)
 
-    async def _received(self, socket: WebSocket) -> str | bytes:
+    async def _received(self, coming: Awaitable[Message]) -> str | bytes:
         async with asyncio.timeout(self.timeout):
-            message = await socket.receive()
+            message = await coming
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message["code"])
         text = message.get("text")
         return message["bytes"] if text is None else text
 
     async def _send(self, socket: WebSocket, answer: dict[str, Any]) -> None:
+        here(socket)
         async with asyncio.timeout(self.timeout):
             await socket.send_json(answer)
 

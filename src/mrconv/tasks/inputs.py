@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from .rows import END, SPECIAL, UNKNOWN
 
 FILE = "inputs.json"
 KINDS = ("text", "tokens", "values", "audio", "image")
+RATES = (1_000, 1_000_000)  # of a recording before it is resampled
 MOST_PIXELS = 2**25  # of a picture before it is resized
 
 
@@ -59,8 +61,30 @@ class Inputs:
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
         check_positive_int(length=self.length, channels=self.channels, step=self.step)
+        for name in ("classes", "vocabulary"):
+            names = getattr(self, name)
+            strings = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
+            if not strings or len(set(names)) < len(names):
+                raise ValueError(f"{name} must be strings, no two of them the same; got {names!r:.100}")
+        rate = self.sampling_rate
+        if self.kind == "audio" and not (isinstance(rate, Real) and 1 <= rate * self.step < math.inf):
+            raise ValueError(f"audio needs a sampling_rate, in samples a second; got {rate!r}")
+        if self.kind == "image":
+            check_positive_int(height=self.height, width=self.width)
+            if (self.height or 0) * (self.width or 0) != self.length:
+                raise ValueError(f"length must be that of {self.height} x {self.width} pixels; got {self.length}")
         for name in ("scale", "shift"):
-            object.__setattr__(self, name, np.array(getattr(self, name), np.float32))
+            z, shape = np.array(getattr(self, name), np.float32), (self.length, self.channels)
+            try:
+                np.broadcast_to(z, shape)
+            except ValueError:
+                raise ValueError(
+                    f"{name} must be a number, or numbers that broadcast to (length, channels) = {shape}; got the "
+                    f"shape {z.shape}"
+                ) from None
+            if not np.isfinite(z).all():
+                raise ValueError(f"{name} must be finite in float32")
+            object.__setattr__(self, name, z)
 
     @classmethod
     def of(cls, data: Prepared) -> Self:
@@ -98,7 +122,7 @@ class Inputs:
         known = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(values, dict) or not {"kind", "length"} <= set(values) <= known:
             raise ValueError(f"expected an object with kind, length and some of {', '.join(sorted(known))}")
-        named = {name: tuple(values[name]) for name in ("classes", "vocabulary") if name in values}
+        named = {name: tuple(z) for name in ("classes", "vocabulary") if isinstance(z := values.get(name), list)}
         return cls(**(values | named))
 
     def json(self) -> str:
@@ -154,12 +178,15 @@ class Inputs:
         return text if self.kind == "text" else text.split()
 
     def numbers(self, symbols: Sequence[Any]) -> np.ndarray:
-        """Return the numbers of symbols, int64; of texts, a character that was not learnt is <unk>."""
+        """Return the numbers of symbols, int64; of texts, a character that was not learnt is <unk>.
+
+        What stands for padding, for the unknown and for the end is no symbol that an input may have.
+        """
         self.takes("text", "tokens")
         unknown = self.codes.get(UNKNOWN) if self.kind == "text" else None
         found = np.empty(len(symbols), np.int64)
         for i, symbol in enumerate(symbols):
-            code = self.codes.get(str(symbol), unknown)
+            code = None if symbol in SPECIAL else self.codes.get(str(symbol), unknown)
             if code is None:
                 some = " ".join([s for s in self.vocabulary if s not in SPECIAL][:20])
                 raise DataError(f"{symbol!r:.60}, at position {i}, is no symbol of the model; it knows {some:.200}")
@@ -168,12 +195,11 @@ class Inputs:
 
     def tokens(self, symbols: Sequence[Any]) -> Row:
         """Return a sequence of symbols as in training: cut to the length, <eos> included."""
+        if not symbols:
+            raise DataError("expected at least one symbol; got none")
         room = self.length - len(self.end)
         notes = [] if len(symbols) <= room else [f"only the first {room:,} of {len(symbols):,} symbols were used"]
-        x = np.append(self.numbers(symbols[:room]), self.end).astype(np.int64)
-        if len(x) == 0:
-            raise DataError("expected at least one symbol; got none")
-        return Row(x, notes)
+        return Row(np.append(self.numbers(symbols[:room]), self.end).astype(np.int64), notes)
 
     def array(self, values: Any) -> np.ndarray:
         """Return numbers as float32 (n, channels), as they are."""
@@ -198,10 +224,10 @@ class Inputs:
     def normalised(self, x: np.ndarray, start: int = 0) -> np.ndarray:
         """Return what the model sees of values (n, channels), the first of which is at this position."""
         scale, shift = self.scale, self.shift
-        if max(scale.ndim, shift.ndim) == 2 and max(len(scale), len(shift)) > 1:
+        if any(z.ndim == 2 and len(z) > 1 for z in (scale, shift)):
             if start + len(x) > self.length:
                 raise DataError(f"the model normalises each position by itself, of which it knows {self.length:,}")
-            scale, shift = (z[start : start + len(x)] for z in (scale, shift))
+            scale, shift = (z[start : start + len(x)] if z.ndim == 2 and len(z) > 1 else z for z in (scale, shift))
         return x * scale + shift
 
     def values(self, values: Any) -> Row:
@@ -230,6 +256,8 @@ class Inputs:
             with soundfile.SoundFile(io.BytesIO(content)) as file:
                 rate, seconds = file.samplerate, file.frames / file.samplerate
                 own = round(self.sampling_rate * self.step)  # of the recordings in training
+                if rate != own and not RATES[0] <= rate <= RATES[1]:
+                    raise DataError(f"a recording has from {RATES[0]:,} to {RATES[1]:,} samples a second; got {rate:,}")
                 wanted = math.ceil(self.length * self.step / own * rate)
                 x = file.read(wanted, dtype="float32", always_2d=True)
         except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
