@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mrconv import MRConvNeXt, SequenceClassifier, TwoTowerClassifier
+from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier
 from mrconv.cli import main
 from mrconv.info import parts
 
@@ -71,3 +71,13 @@ def test_counting_leaves_a_model_as_it_is():
     parts(model)
     assert model.training
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_tied_heads_and_attention_are_counted():
+    (head,) = (
+        part for part in parts(LanguageModel(vocab_size=100, d_model=8, depth=1, l_max=32)) if part.name == "head"
+    )
+    assert (head.linear, head.parameters) == (2 * 32 * 8 * 100, 0)
+    options = {"n_classes": 2, "vocab_size": 5, "d_model": 8, "depth": 1, "mixer": "attention"}
+    short, long = (sum(part.mixing for part in parts(SequenceClassifier(l_max=n, **options))) for n in (64, 128))
+    assert long > 2 * short

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from . import ops
 from .baselines.base import Mixer
@@ -48,7 +48,16 @@ def tap_conv_flops(u: Any, values: Any, *rest: Any, **options: Any) -> int:
     return 2 * math.prod(u) * int(values[1])
 
 
-COUNTED = {torch.ops.mrconv.fft_conv: fft_conv_flops, torch.ops.mrconv.tap_conv: tap_conv_flops}
+def attention_flops(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> int:
+    """Count attention as torch does on other devices; on a CPU it leaves it out."""
+    return sdpa_flop_count(query, key, value)
+
+
+COUNTED = {
+    torch.ops.mrconv.fft_conv: fft_conv_flops,
+    torch.ops.mrconv.tap_conv: tap_conv_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+}
 
 
 @torch.no_grad()
@@ -71,7 +80,8 @@ def parts(model: Model) -> list[Part]:
         before = model.get_submodule(name)
         trained, kept = (sum(p.numel() for p in each.parameters()) for each in (before, module))
         made.append(Part(name, _about(before), trained, kept, operations(name) - mixing, mixing))
-    return made
+    rest = sum(found[root].values()) - sum(part.linear + part.mixing for part in made)
+    return [*made, Part("head", "the encoder's weights", 0, 0, rest, 0)] if rest else made
 
 
 def _parts(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -97,3 +97,9 @@ def test_scores_weigh_batches_by_their_size():
     scores.add(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(6.0))
     assert {name: value.item() for name, value in scores.take().items()} == {"loss": 3.0, "accuracy": 0.75}
     assert scores.take() == {}
+
+
+@pytest.mark.parametrize("change", [{"mixup": 0.5}, {"flip": True}, {"depths": [1, 1]}])
+def test_options_of_pictures_are_refused_elsewhere(trained, change):
+    with pytest.raises(ValueError, match=f"{next(iter(change))} cannot be used: listops is no task of pictures"):
+        trained(**change)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .base import Prepared, Split
+from .errors import DataError
 from .rows import SPECIAL
 
 BAR = "▏▎▍▌▋▊▉█"
@@ -73,6 +74,8 @@ def example(data: Prepared, split: Split, i: int) -> str:
 
 def pixels(row: np.ndarray) -> np.ndarray | None:
     """Return a row as a square picture (side, side, channels), if it is one."""
+    if row.dtype.kind == "S":
+        raise DataError(f"{row.item().decode()} is a picture already: open it")
     side = math.isqrt(len(row))
     if row.ndim == 3:
         return row

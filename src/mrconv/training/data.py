@@ -17,6 +17,7 @@ from .augment import augment
 from .config import Experiment
 
 ROOM = 0.25  # of a GPU's memory that a resident training split may take
+PICTURES = ("depths", "dims", "kernel_sizes", "drop_path", "randaugment", "crop", "flip", "erasing", "mixup", "cutmix")
 EVALUATED = 4  # times the rows of a training batch go through a model that keeps nothing for a backward pass
 
 
@@ -56,6 +57,11 @@ class TaskData(pl.LightningDataModule):
         self.experiment, self.data = experiment, data
         if "train" not in data.splits or not {"val", "test"} & set(data.splits):
             raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
+        given = [name for name in PICTURES if getattr(experiment, name)]
+        if given and data.encoder != "image":
+            raise ValueError(f"{', '.join(given)} cannot be used: {data.name} is no task of pictures")
+        if experiment.randaugment and not data.facts.get("files"):
+            raise ValueError(f"randaugment is for pictures in files; those of {data.name} are arrays")
         self.watched = "val" if "val" in data.splits else "test"
         self.evaluated = [name for name in ("val", "test") if name in data.splits]
         self.few_shapes = data.splits["train"].offsets is None or experiment.pad != "batch"  # of training batches

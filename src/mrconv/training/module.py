@@ -112,7 +112,7 @@ class Training(pl.LightningModule):
         self.recent_from = 1
 
     def on_train_start(self) -> None:
-        """Keep what a checkpoint holds of an epoch's scores, which is all processes', in one of them only."""
+        """Keep what a checkpoint holds of an epoch's scores, the first process's, in that one only; prepare graphs."""
         if self.global_rank > 0:
             self._scores("fitted").reset()
         alone = self.device.type == "cuda" and self.trainer.world_size == 1
