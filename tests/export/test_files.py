@@ -236,7 +236,7 @@ def test_the_command_takes_a_run_or_a_saved_model(tmp_path, capsys):
         (["/nowhere", "--format", "torch"], "/nowhere holds no model"),
         (["{saved}"], "required: --format"),
         (["{saved}", "--format", "tflite"], "'tflite'"),
-        (["{saved}", "--format", "onnx", "--dtype", "bfloat16"], "which has no bfloat16"),
+        (["{saved}", "--format", "onnx", "--dtype", "bfloat16"], "which convolves in float32 and float16"),
         (["{saved}", "--format", "torch", "--step", "--length", "5"], "a step takes one position"),
         (["{saved}", "--format", "torch", "--length", "0"], "argument --length: must be a positive integer"),
         (["{saved}", "--format", "torch", "--out", "/dev/null/x"], "/dev/null"),
