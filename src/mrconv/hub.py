@@ -22,6 +22,8 @@ from .config import Config
 from .layer import FORMAT_VERSION, MRConv
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+MODEL, MERGED = "model", "merged"
+"""Where a run keeps its model, trained and merged."""
 HEADER = ("architecture", "format_version")
 
 
@@ -197,6 +199,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no object")
     return found
+
+
+def model_folder(folder: Path, *names: str) -> Path:
+    """Return the first of a run's models that is there, of MODEL and MERGED; any other folder is a model's own."""
+    return next((folder / name for name in names if (folder / name / CONFIG).exists()), folder)
 
 
 def saved_model(folder: Path) -> Model:

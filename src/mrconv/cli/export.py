@@ -34,12 +34,11 @@ def run(given: argparse.Namespace) -> None:
     import torch
 
     from mrconv.export import ExportFailed, export
-    from mrconv.hub import saved_model
+    from mrconv.hub import MERGED, MODEL, model_folder, saved_model
 
     if given.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("argument --device: torch finds no CUDA device here; use --device cpu")
-    places = [given.folder, given.folder / "merged", given.folder / "model"]
-    saved = next((place for place in places if (place / "config.json").exists()), given.folder)
+    saved = model_folder(given.folder, MERGED, MODEL)
     out = given.out or given.folder / f"{'step' if given.step else 'model'}{SUFFIXES[given.format]}"
     names = ("step", "length", "fixed", "padded", "dtype", "device")
     try:

@@ -39,12 +39,11 @@ def run(given: argparse.Namespace) -> None:
         raise CommandError(f"`mrconv generate` needs {error.name}: pip install 'mrconv[train]'") from None
     import torch
 
-    from mrconv import LanguageModel
+    from mrconv import LanguageModel, hub
 
     with told():
-        inside = given.folder / ("model" if given.branches else "merged")
-        folder = inside if inside.is_dir() else given.folder
-        model = record.saved_model(folder)
+        folder = hub.model_folder(given.folder, *((hub.MODEL,) if given.branches else (hub.MERGED, hub.MODEL)))
+        model = hub.saved_model(folder)
         if not isinstance(model, LanguageModel):
             raise CommandError(f"{folder} holds a {type(model).__name__}; text is written by a LanguageModel")
         inputs = record.saved_inputs(folder)

@@ -30,17 +30,13 @@ def run(given: argparse.Namespace) -> None:
 
 def find(name: str) -> Any:
     """Return the model of a name or a folder."""
+    from mrconv.hub import MODEL, model_folder, saved_model
     from mrconv.vision import MRConvNeXt, variants
 
     if name in variants():
         return MRConvNeXt.named(name, device="meta")
-    folder = Path(name)
     try:
-        from mrconv.training.record import saved_model
-    except ImportError as error:
-        raise CommandError(f"a model in a folder needs {error.name}: pip install 'mrconv[train]'") from None
-    try:
-        return saved_model(folder / "model" if (folder / "model" / "config.json").exists() else folder)
+        return saved_model(model_folder(Path(name), MODEL))
     except FileNotFoundError:
         raise CommandError(
             f"{name} is neither a folder that holds a model nor a model's name; the names are {', '.join(variants())}"

@@ -14,10 +14,11 @@ from torch import Tensor
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, reparameterize
 from mrconv.baselines.mega import GatedAttention
 from mrconv.baselines.transformer import Attention
+from mrconv.hub import MERGED, MODEL, model_folder, saved_model
 from mrconv.tasks import DataError
 from mrconv.tasks.inputs import Inputs, Row
 from mrconv.tasks.rows import SPECIAL
-from mrconv.training.record import MERGED, MODEL, saved_inputs, saved_model
+from mrconv.training.record import saved_inputs
 
 from .parsing import checked_text, checked_tokens, decoded, listed, parsed
 
@@ -40,7 +41,7 @@ class Served:
     """
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
-        self.folder = next((folder / name for name in (MERGED, MODEL) if (folder / name).is_dir()), folder)
+        self.folder = model_folder(folder, MERGED, MODEL)
         own = self.folder.resolve()
         self.name = own.parent.name if own.name in (MERGED, MODEL) else own.name
         self.model: Any = reparameterize(saved_model(self.folder)).to(device)

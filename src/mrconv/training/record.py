@@ -21,12 +21,13 @@ import mrconv
 from mrconv.tasks.inputs import FILE as INPUTS
 from mrconv.tasks.inputs import Inputs
 
+from ..hub import MERGED as MERGED
+from ..hub import MODEL as MODEL
 from ..hub import Model
 from ..hub import read_json as read_json
 from ..hub import saved_model as saved_model
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
-MODEL, MERGED = "model", "merged"
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
 
 
