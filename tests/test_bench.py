@@ -219,10 +219,19 @@ def test_all_lengths_have_the_same_number_of_elements(monkeypatch):
 
 def test_mixers_are_compared_in_the_same_block(tmp_path, capsys):
     found = bench(tmp_path, "compare", "--mixers", "s4", "mamba", "--only", "Image")
-    assert set(found["rows"][0]["training"]) == {"ours", "s4", "mamba"}
-    assert set(found["rows"][0]["inference"]) == {"merged", "s4", "mamba"}
+    assert set(found["rows"][0]["training"]) == {"ours", "large", "s4", "mamba"}
+    assert set(found["rows"][0]["inference"]) == {"ours", "merged", "large", "large merged", "s4", "mamba"}
     assert all(result["ms"] > 0 for each in PASSES for result in found["rows"][0][each].values())
-    assert capsys.readouterr().out.splitlines()[0].split() == ["ours", "s4", "mamba", "x", "s4"]
+    heads = ["ours", "merged", "large", "large", "merged", "s4", "mamba", "x", "s4"]
+    assert capsys.readouterr().out.splitlines()[0].split() == heads
+
+
+def test_mixers_are_compared_compiled(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda block: compiled.append(block.layer) or block)
+    found = bench(tmp_path, "compare", "--mixers", "s4d", "--only", "1K", "--pass", "inference", "--compile")
+    assert {type(layer).__name__ for layer in compiled} == {"MRConv", "S4D"}
+    assert all(result["compile_ms"] > 0 for result in found["rows"][0]["inference"].values())
 
 
 def test_a_mixer_that_cannot_do_what_a_shape_asks_says_why():
@@ -245,7 +254,7 @@ def compared(names):
         return {
             "shape": asdict(shape),
             "training": {"ours": times["s4"]} | times,
-            "inference": {"merged": times["s4"]} | times,
+            "inference": {"ours": times["s4"], "merged": times["s4"]} | times,
         }
 
     rows = [row(shape) for shape in (*MODELS, *shapes.LENGTHS)]

@@ -1,13 +1,15 @@
 """The same claims on a GPU, where there is one."""
 
 import copy
+import io
 
 import pytest
 import torch
 
-from mrconv import MRConv, MRConvNeXt, SequenceClassifier, reparameterize
+from mrconv import LanguageModel, MRConv, MRConvNeXt, SequenceClassifier, reparameterize
 
 from .conftest import randomise, relative, training_step
+from .streaming.helpers import CHUNKS, L_MAX, build, streamed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
@@ -98,3 +100,32 @@ def test_a_vision_model_trains_under_autocast():
         loss = model.cuda()(x).float().square().sum()
     loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("name", [*KINDS, "fourier concat", "heads and groups"])
+@torch.no_grad()
+def test_steps_and_chunks_are_the_parallel_output(name, merged, dtype, limit):
+    exact = build(name, merged)
+    layer, u = copy.deepcopy(exact).to("cuda", dtype), torch.randn(3, 10 * L_MAX, 4, dtype=torch.float64)
+    expected, x = exact(u), u.to("cuda", dtype)
+    for chunks in ("steps", "31", "mixed"):
+        assert relative(streamed(layer, x, CHUNKS[chunks])[0].double().cpu(), expected) < limit
+    first, state = layer.prefill(x[:, :100])
+    saved = io.BytesIO()
+    torch.save(state.state_dict(), saved)
+    saved.seek(0)
+    state = type(state).from_state_dict(torch.load(saved, weights_only=True))
+    state = state.reset(torch.tensor([False, True, False], device="cuda"))
+    rest, _ = streamed(layer, x[:, 100:], (1, 29), state)
+    assert relative(torch.cat([first, rest], 1)[::2].double().cpu(), expected[::2]) < limit
+    assert relative(rest[1].double().cpu(), exact(u[1:2, 100:])[0]) < limit
+
+
+@torch.no_grad()
+def test_a_language_model_writes_the_same_by_steps_as_by_its_parallel_form():
+    model = randomise(LanguageModel(vocab_size=20, d_model=16, depth=2, l_max=64, kernel_size=4)).cuda().eval()
+    prompt = torch.randint(20, (2, 10), device="cuda")
+    text = model.generate(prompt, 100, temperature=0)
+    assert torch.equal(model(torch.cat([prompt, text], 1))[:, 9:-1].argmax(-1), text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,14 @@ from mrconv.baselines import mixer_class, mixer_names
 
 from . import contestants as make
 from . import shapes
-from .model import PRECISION, matrix_products
+from .model import PRECISION, by_block, matrix_products
 from .options import Options
 from .report import Table, record, write
 from .timing import copy_bandwidth, free, measure
+
+LARGE: dict[str, dict[str, Any]] = {"Text": {"channels": 384, "kernel": "fourier+sparse"}, "Image": {"depth": 10}}
+"""What differs in the paper's Large models of these shapes."""
+OURS = ("ours", "merged", "large", "large merged")
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -28,11 +32,11 @@ def run(options: Options) -> dict[str, Any]:
     chosen = shapes.select([*shapes.MODELS, *shapes.LENGTHS], options.only)
     bandwidth = copy_bandwidth(options.device)
     found = record("compare", options.command, options.device, options.dtype, options.rounds, bandwidth)
-    found["precision"] = PRECISION[options.dtype]
-    table = Table(["ours", *names], ratios=[name for name in ("s4", "attention") if name in names])
+    found |= {"precision": PRECISION[options.dtype], "large": LARGE}
+    table = Table([*OURS, *names], ratios=[name for name in ("s4", "attention") if name in names])
     with matrix_products("high" if options.dtype == "bfloat16" else "highest"):
         for shape in chosen:
-            row = one_shape(shape.small() if options.small else shape, names, options)
+            row = one_shape(shape, names, options)
             found["rows"].append(row)
             write(options.out, found)
             table.row(shape.name, row, {})
@@ -43,18 +47,44 @@ def run(options: Options) -> dict[str, Any]:
 def one_shape(shape: shapes.ModelShape, names: list[str], options: Options) -> dict[str, Any]:
     """Measure one row; a mixer that cannot be had in this shape says why."""
     torch.manual_seed(0)
-    device, dtype = options.device, getattr(torch, options.dtype)
-    u = torch.randn(shape.batch, shape.length, shape.channels, device=device, dtype=dtype, requires_grad=True)
-    g = torch.randn_like(u)
+    large = replace(shape, **LARGE[shape.name]) if shape.name in LARGE else None
+    if options.small:
+        shape, large = shape.small(), large and large.small()
     row: dict[str, Any] = {"shape": asdict(shape)}
     for each in options.passes:
-        stacks: dict[str, nn.Module] = {"ours": stack(shape, "mrconv", device)}
-        stacks |= {name: _attempted(shape, name, device) for name in names}
+        stacks: dict[str, nn.Module] = _ours(shape, each, "", options)
+        stacks |= {name: _attempted(shape, name, options.device) for name in names}
         if each == "inference":
-            stacks = {"merged" if key == "ours" else key: reparameterize(module) for key, module in stacks.items()}
-        runs = make.runs(each, stacks, u, g, dtype if dtype == torch.bfloat16 else None)
-        row[each] = measure(runs, options.rounds, device, label=f"{shape.name}, {each}")
+            stacks = {key: module if key in OURS else reparameterize(module) for key, module in stacks.items()}
+        torch.compiler.reset()
+        runs, compiled = _runs(shape, each, stacks, options)
+        if large:
+            more, more_compiled = _runs(large, each, _ours(large, each, "large", options), options)
+            runs, compiled = runs | more, compiled | more_compiled
+        with torch._dynamo.config.patch(recompile_limit=64):  # each mixer is another compilation of the same block
+            row[each] = measure(runs, options.rounds, options.device, compiled, label=f"{shape.name}, {each}")
     return row
+
+
+def _ours(shape: shapes.ModelShape, each: str, prefix: str, options: Options) -> dict[str, nn.Module]:
+    """Return MRConv's stack as trained and, in inference, merged too."""
+    stacks = {prefix or "ours": stack(shape, "mrconv", options.device)}
+    if each == "inference":
+        stacks[prefix or "ours"].eval()
+        stacks[f"{prefix} merged".strip()] = reparameterize(stack(shape, "mrconv", options.device))
+    return stacks
+
+
+def _runs(
+    shape: shapes.ModelShape, each: str, stacks: dict[str, nn.Module], options: Options
+) -> tuple[dict[str, make.Run], dict[str, make.Run]]:
+    """Return the pass of each stack, and of those that are to be compiled too, as they are and compiled by block."""
+    dtype = getattr(torch, options.dtype)
+    sizes = (shape.batch, shape.length, shape.channels)
+    u = torch.randn(*sizes, device=options.device, dtype=dtype, requires_grad=True)
+    passes = functools.partial(make.runs, u=u, g=torch.randn_like(u), cast=dtype if dtype == torch.bfloat16 else None)
+    there = {key: by_block(module) for key, module in stacks.items() if not isinstance(module, make.Refused)}
+    return passes(each, stacks), passes(each, there if options.compile else {})
 
 
 def stack(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from .report import speed
+from .report import SPEEDS, speed
 from .shapes import LENGTHS
 
 TITLES = {
@@ -23,7 +23,12 @@ COMPARED = {"training": "forward and backward", "inference": "inference"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#555555", "#cc79a7", "#e69f00")
 MARKERS = "osD^vP"
 STYLES = ("-", "--", ":")
-OURS = {"ours": "mrconv", "merged": "mrconv, merged"}
+OURS = {
+    "ours": "mrconv",
+    "merged": "mrconv, merged",
+    "large": "mrconv, large",
+    "large merged": "mrconv, large, merged",
+}
 
 
 def plot_length(found: Mapping[str, Any], path: Path) -> None:
@@ -85,7 +90,7 @@ def plot_compare(found: Mapping[str, Any], path: Path) -> None:
         _sweeps(parts[1].subplots(1, len(passes), sharey=True, squeeze=False)[0], lengths, passes)
         handles, labels = parts[1].axes[0].get_legend_handles_labels()
         parts[1].legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
-    how = "the faster of op by op and CUDA graph" if found["device"] == "cuda" else "op by op"
+    how = "the fastest of op by op, CUDA graph and compiled" if found["device"] == "cuda" else "op by op"
     figure.suptitle(
         f"The same block with each mixer on {found['hardware']}, {found['dtype']}, {how}", fontsize="medium"
     )
@@ -96,7 +101,7 @@ def best_times(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the milliseconds of each contestant, NaN where it has none; ours is MRConv, merged in inference."""
     times = {}
     for name, result in results.items():
-        measured = [ms for ms in (result.get("ms"), result.get("graph_ms")) if ms is not None]
+        measured = [result[way] for way in SPEEDS if result.get(way) is not None]
         times[OURS.get(name, name)] = min(measured, default=math.nan)
     return times
 
@@ -121,8 +126,11 @@ def _sweeps(panels: Sequence[Axes], rows: Sequence[Mapping[str, Any]], passes: M
     for axes, name in zip(panels, passes, strict=True):
         curves: dict[str, list[float]] = {}
         for row in rows:
-            for kind, ms in best_times(row[name]).items():
-                curves.setdefault(kind.removesuffix(", merged"), []).append(ms / row["shape"]["batch"])
+            times = best_times(row[name])
+            if OURS["merged"] in times:
+                times[OURS["ours"]] = times.pop(OURS["merged"])
+            for kind, ms in times.items():
+                curves.setdefault(kind, []).append(ms / row["shape"]["batch"])
         draw(axes, lengths, curves, [n * math.log2(n) for n in lengths])
         axes.lines[0].set_linewidth(3)  # ours
         axes.set_title(f"One block, {passes[name]}", fontsize="medium")

@@ -48,8 +48,7 @@ class Table:
             title = each
             results: Mapping[str, Result] = row.get(each, {})
             for way, unit in WAYS.items():
-                # A merged layer is ours.
-                values = {"ours" if key == "merged" else key: result.get(way) for key, result in results.items()}
+                values = {self._column(key): result.get(way) for key, result in results.items()}
                 if any(value is not None for value in values.values()):
                     fixed = known.get(each, {}) if way != "MiB" else {}
                     values |= {key: ms for key, ms in fixed.items() if way == "ms" or key == "floor"}
@@ -62,8 +61,12 @@ class Table:
         for failure in failures:
             print(f"{'':15s}{failure}", flush=True)
 
+    def _column(self, contestant: str) -> str:
+        """Return its column: a merged layer is ours, unless it has its own."""
+        return "ours" if contestant == "merged" and "merged" not in self.contestants else contestant
+
     def _figures(self, values: Mapping[str, float | None]) -> str:
-        ours = values.get("ours")
+        ours = values.get("merged") or values.get("ours")
         cells = [_cell(values.get(key), width) for key, width in self.widths.items()]
         for key, width in self.versus.items():
             other = values.get(key)

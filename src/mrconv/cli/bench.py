@@ -64,8 +64,9 @@ def _add(parser: Parser, name: str, entries: list[Any], small: str) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results there")
     if name == "model":
         parser.add_argument("--compile", action="store_true", help="measure ours and none under torch.compile too")
-    if name == "vision":
+    if name in ("vision", "compare"):
         parser.add_argument("--compile", action="store_true", help="measure under torch.compile too, block by block")
+    if name == "vision":
         what = "pictures at a time, halved until all contestants have room; default: 256"
         parser.add_argument("--batch", type=positive, metavar="N", default=0, help=what)
     if name == "compare":
