@@ -213,3 +213,34 @@ def test_compiles_whole(name):
     mixer, u = build(name), torch.randn(2, 16, 3, **DOUBLE)
     compiled = torch.compile(mixer, fullgraph=True, backend="eager")
     assert relative(compiled(u, gelu=True), mixer(u, gelu=True)) < 1e-12
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@torch.no_grad()
+def test_kernels_kept_in_inference_are_those_of_now(name):
+    mixer, u = build(name).eval(), torch.randn(2, 16, 3, **DOUBLE)
+
+    def made_anew(length):
+        with torch.enable_grad():
+            return mixer(u[:, :length]).detach()
+
+    for length in (16, 11, 16):
+        assert torch.equal(mixer(u[:, :length]), made_anew(length))
+    for p in mixer.parameters():
+        p.add_(0.01 * torch.randn_like(p))
+    assert torch.equal(mixer(u), made_anew(16))
+    mixer.load_state_dict({key: value * 0.9 for key, value in mixer.state_dict().items()})
+    assert torch.equal(mixer(u), made_anew(16))
+
+
+@pytest.mark.parametrize(("name", "maker"), [("s4", "kernel"), ("hyena", "kernel"), ("multiresconv", "run_tree")])
+@torch.no_grad()
+def test_kernels_are_made_once_in_inference(name, maker, monkeypatch):
+    mixer, u = build(name).eval(), torch.randn(2, 16, 3, **DOUBLE)
+    made, make = [], getattr(mixer, maker)
+    monkeypatch.setattr(mixer, maker, lambda *a: made.append(a) or make(*a))
+    for _ in range(3):
+        mixer(u)
+    assert len(made) == 1
+    mixer.train()(u)
+    assert len(made) == 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from .. import ops
 from ..kernels import resampled
 from ..registry import Registry
 from ..states import MixerState
-from ..streaming import Streams, made
+from ..streaming import Streams, fingerprint, made
 from ..validation import check_input, check_lengths, check_positive_int, padding_mask
 
 
@@ -157,14 +158,38 @@ class LongConvolution(Mixer):
     def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
         """Convolve with both kernels and the skip D as one."""
         L = x.shape[-1]
-        kernels = self.kernel(L if self.reach == "input" else min(L, resampled(self.l_max, rate)), rate)
-        past, lead = kernels[0], 0
-        if self.bidirectional:
-            past, lead = torch.cat([kernels[1].flip(-1), past], -1), kernels.shape[-1]
-        skip = F.pad(wide(self.D)[:, None], (lead, past.shape[-1] - lead - 1))
+        taps = L if self.reach == "input" else min(L, resampled(self.l_max, rate))
+        kernel = kept(self, (taps, rate), self._joined)
+        lead = taps if self.bidirectional else 0
         inside = gelu and not torch.is_grad_enabled()  # its gradient needs what it was applied to
-        y = ops.fft_conv(x, past + skip, lead, gelu=inside)
+        y = ops.fft_conv(x, kernel, lead, gelu=inside)
         return F.gelu(y) if gelu and not inside else y
+
+    def _joined(self, taps: int, rate: float) -> Tensor:
+        """Return the kernel of the future, backwards, then that of the past with D at lag 0."""
+        kernels = self.kernel(taps, rate)
+        joined, lead = kernels[0], 0
+        if self.bidirectional:
+            joined, lead = torch.cat([kernels[1].flip(-1), joined], -1), taps
+        return joined + F.pad(wide(self.D)[:, None], (lead, joined.shape[-1] - lead - 1))
+
+
+_KEPT: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def kept(module: nn.Module, arguments: tuple[Any, ...], make: Callable[..., Tensor]) -> Tensor:
+    """Return make(*arguments): in inference once, then from memory until the arguments or a parameter change.
+
+    Inference is eval mode without gradients. Compilers and exporters see what is made, not what is kept.
+    """
+    if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return make(*arguments)
+    key = (arguments, fingerprint(module))
+    found = _KEPT.get(module)
+    if found is None or found[0] != key:
+        with torch.inference_mode(False), torch.no_grad():
+            found = _KEPT[module] = (key, make(*arguments))
+    return found[1]
 
 
 def wide(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..states import Cache, MixerState
 from ..validation import check_choice, check_positive_int
-from .base import register_mixer, wide
+from .base import kept, register_mixer, wide
 from .transformer import ProjectedMixer, key_mask
 
 
@@ -55,11 +55,15 @@ class EMA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Average x by one convolution."""
         L = x.shape[1]
-        kernels = self.kernel(L)
-        k, lead = kernels[0] + F.pad(wide(self.omega)[:, None], (0, L - 1)), 0
+        return ops.fft_conv(x.mT, kept(self, (L,), self._joined), L - 1 if self.bidirectional else 0).mT
+
+    def _joined(self, length: int) -> Tensor:
+        """Return the kernel of both directions, with omega at lag 0."""
+        kernels = self.kernel(length)
+        k = kernels[0] + F.pad(wide(self.omega)[:, None], (0, length - 1))
         if self.bidirectional:
-            k, lead = F.pad(k, (L - 1, 0)) + F.pad(kernels[1].flip(-1), (0, L - 1)), L - 1
-        return ops.fft_conv(x.mT, k, lead).mT
+            k = F.pad(k, (length - 1, 0)) + F.pad(kernels[1].flip(-1), (0, length - 1))
+        return k
 
     def ema_step(self, x: Tensor, h: Tensor, direction: int = 0) -> tuple[Tensor, Tensor]:
         """Advance the recurrence by x (B, d_model) from h (B, d_model, d_ema); return <eta, h> / sqrt(d_ema) and h.

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..validation import check_choice, check_positive_int
-from .base import Mixer, parameter, register_mixer, wide
+from .base import Mixer, kept, parameter, register_mixer, wide
 
 
 @register_mixer("multiresconv")
@@ -64,9 +64,12 @@ class MultiresConv(Mixer):
 
     def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
         """Convolve with the tree's answer to an impulse."""
-        impulse = F.pad(torch.ones_like(wide(self.h0[:, :1])), (0, x.shape[-1] - 1))
-        y = ops.fft_conv(x, self.run_tree(impulse))
+        y = ops.fft_conv(x, kept(self, (x.shape[-1],), self.response))
         return F.gelu(y) if gelu else y
+
+    def response(self, length: int) -> Tensor:
+        """Return the tree's answer to an impulse, (d_model, length)."""
+        return self.run_tree(F.pad(torch.ones_like(wide(self.h0[:, :1])), (0, length - 1)))
 
     def run_tree(self, x: Tensor) -> Tensor:
         """Run the tree as it is written, on x (..., d_model, L)."""
