@@ -172,9 +172,16 @@ class GatedAttention(nn.Module):
             seen = key_mask(lengths.to(q.device), L + filling, c).unflatten(1, (-1, 1, c))  # (B, chunks, 1, c)
         else:
             seen = torch.ones(1, c, dtype=torch.bool, device=q.device)
-        t = torch.arange(c, device=q.device)
-        bias = self.distance[(t[:, None] - t).clamp(-self.ahead, self.span - 1) + self.ahead]  # (c, c)
-        return self.weighted(q, k, v, bias, seen).flatten(1, 2)[:, :L]
+        return self.weighted(q, k, v, self.biases(c), seen).flatten(1, 2)[:, :L]
+
+    def biases(self, n: int) -> Tensor:
+        """Return b at t - s for queries t and keys s below n; by copies, as gradients of an index would add up slowly."""
+        before, after = max(0, n - 1 - self.ahead), max(0, n - self.span)
+        b = torch.cat([self.distance[:1].expand(before), self.distance, self.distance[-1:].expand(after)])
+        first = before + self.ahead - (n - 1)  # where t - s = -(n - 1)
+        b = b[first : first + 2 * n - 1].flip(0)
+        rows = F.pad(b, (0, 1)).expand(n, -1).reshape(-1)[: n * (2 * n - 1)]  # each begins one further right
+        return rows.view(n, 2 * n - 1)[:, n - 1 :]
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
         """Return f(q k^T / tau + bias) v over the keys that are seen."""

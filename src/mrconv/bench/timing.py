@@ -47,12 +47,13 @@ def measure(
             if attempt(functools.partial(warm_up, compiled[name]), result, "compile_error"):
                 ready[name, "compile_ms"] = compiled[name]
     if device == "cuda":
+        pool = torch.cuda.graph_pool_handle()  # one replays at a time: what a step needs, all may have in turn
         for name, _ in [key for key in ready if key[1] == "ms"]:
             progress(f"{label}: {name}, CUDA graph")
             for column, each in (("graph_ms", runs), ("compile_graph_ms", compiled or {})):
                 if column == "graph_ms" or (name, "compile_ms") in ready:
                     note = column.replace("_ms", "_error")
-                    replay = attempt(functools.partial(captured, each[name]), results[name], note)
+                    replay = attempt(functools.partial(captured, each[name], pool), results[name], note)
                     if replay is not None:
                         ready[name, column] = replay
     times: dict[tuple[str, str], list[float]] = {key: [] for key in ready}
@@ -128,8 +129,8 @@ def _peak_on_cpu(run: Run) -> int:
     return peak
 
 
-def captured(run: Run) -> Run:
-    """Return a CUDA graph of it: what the device needs, without the host's launches."""
+def captured(run: Run, pool: Any = None) -> Run:
+    """Return a CUDA graph of it, in a pool of memory: what the device needs, without the host's launches."""
     free()
     stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(stream)
@@ -139,7 +140,7 @@ def captured(run: Run) -> Run:
     free()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, stream=side):
+        with torch.cuda.graph(graph, pool=pool, stream=side):
             run()
     except Exception as error:
         torch.cuda.set_stream(stream)  # a capture that fails may leave its own stream current
