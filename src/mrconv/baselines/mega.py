@@ -175,7 +175,7 @@ class GatedAttention(nn.Module):
         return self.weighted(q, k, v, self.biases(c), seen).flatten(1, 2)[:, :L]
 
     def biases(self, n: int) -> Tensor:
-        """Return b at t - s for queries t and keys s below n; by copies, as gradients of an index would add up slowly."""
+        """Return b at t - s for queries t and keys s below n; by copies, as an index is slow to differentiate."""
         before, after = max(0, n - 1 - self.ahead), max(0, n - self.span)
         b = torch.cat([self.distance[:1].expand(before), self.distance, self.distance[-1:].expand(after)])
         first = before + self.ahead - (n - 1)  # where t - s = -(n - 1)
