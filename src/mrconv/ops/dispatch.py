@@ -114,7 +114,7 @@ def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto") ->
     if not use_triton(u, backend):
         return spectral
     waves = _cheapest(u, backend, [f"{modes} waves"], reach, 0)
-    op = min(waves, spectral, key=lambda choice: choice.costs[choice.op] * (1 if choice is waves else 1.25)).op
+    op = waves.op if waves.costs[waves.op] <= 1.25 * spectral.costs[spectral.op] else spectral.op
     return Choice(op, True, {**spectral.costs, **waves.costs})
 
 
