@@ -1,5 +1,6 @@
 """mrconv train, evaluate, reparameterize: as typed."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -76,6 +77,15 @@ def test_devices_that_are_not_there_are_told_in_one_line(folder, capsys, setting
     assert f"{settings[0]} " in error
     assert "cannot be had here" in error
     assert error.count("\n") == 1
+
+
+def test_a_logger_that_is_not_installed_is_told_in_one_line(folder, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "wandb" else find(name, *a))
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=watched", "wandb=mine"])
+    assert stop.value.code == 2
+    assert "wandb=mine needs wandb, which is not installed: pip install wandb" in capsys.readouterr().err
 
 
 def test_an_option_of_another_kind_is_told_when_evaluating(folder, capsys):

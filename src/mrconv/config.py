@@ -129,7 +129,8 @@ class VisionConfig(Config):
     of the first patches; every stage after the first halves the map. depths, dims, kernel_sizes: blocks, channels and
     l0 of each stage. mixer: "mrconv", "conv" (ConvNeXt's own 7x7 depthwise convolution), or one of
     `mrconv.baselines.mixer_names()` with its own mixer_options. drop_path: of the last block, rising linearly from 0 at
-    the first. layer_scale: initial weight of every block's output. dropout: before the head. The rest as `MRConv`.
+    the first. layer_scale: initial weight of every block's output. dropout: before the head. global_pool: "avg", or ""
+    for the normalised map itself in the place of a prediction, which needs n_classes 0. The rest as `MRConv`.
     """
 
     n_classes: int = 1000
@@ -149,6 +150,7 @@ class VisionConfig(Config):
     drop_path: float = 0.0
     layer_scale: float = 1e-6
     dropout: float = 0.0
+    global_pool: str = "avg"
     seed: int | None = None
 
     def layer(self) -> dict[str, Any]:

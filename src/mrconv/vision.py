@@ -115,6 +115,14 @@ class Stage(nn.Module):
         return x
 
 
+def _check_pool(config: VisionConfig) -> VisionConfig:
+    if config.global_pool not in ("avg", ""):
+        raise ValueError(f"global_pool must be 'avg' or ''; got {config.global_pool!r}")
+    if config.n_classes and not config.global_pool:
+        raise ValueError(f"global_pool='' gives maps, not logits: n_classes must be 0; got {config.n_classes}")
+    return config
+
+
 class MRConvNeXt(Model):
     """Pictures (B, in_channels, H, W) -> logits (B, n_classes)."""
 
@@ -146,6 +154,7 @@ class MRConvNeXt(Model):
                 check_positive_int(**{name: value})
         if c.n_classes < 0:
             raise ValueError(f"n_classes must not be negative; got {c.n_classes}")
+        _check_pool(c)
         grids = self.grids(self.image_size)
         rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
         self.stem = Patches(c.in_channels, c.dims[0], c.patch_size, **factory)
@@ -210,6 +219,8 @@ class MRConvNeXt(Model):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool a map (B, C, H, W), normalise and classify; `pre_logits` leaves out the last step."""
+        if not self.config.global_pool:
+            return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         x = self.dropout(self.norm(x.mean((2, 3))))
         return x if pre_logits else self.head(x)
 
@@ -291,10 +302,9 @@ class MRConvNeXt(Model):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Begin with a new head for so many classes; with 0, none."""
-        if global_pool not in (None, "avg"):
-            raise ValueError(f"global_pool must be 'avg'; got {global_pool!r}")
-        self.config = dataclasses.replace(self.config, n_classes=num_classes)
+        """Begin with a new head for so many classes; with 0, none. A `global_pool` given replaces the one there was."""
+        pool = self.config.global_pool if global_pool is None else global_pool
+        self.config = _check_pool(dataclasses.replace(self.config, n_classes=num_classes, global_pool=pool))
         weight = self.norm.weight
         self.head = self._head(device=weight.device, dtype=weight.dtype)
 

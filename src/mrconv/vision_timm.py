@@ -55,9 +55,7 @@ def _entry_point(name: str) -> Any:
     return make
 
 
-def _build(name: str, global_pool: str = "avg", **options: Any) -> Any:
+def _build(name: str, **options: Any) -> Any:
     from .vision import MRConvNeXt
 
-    if global_pool not in ("avg", ""):
-        raise ValueError(f"global_pool must be 'avg'; got {global_pool!r}")
     return MRConvNeXt.named(name, **{NAMES.get(key, key): value for key, value in options.items()})

@@ -69,8 +69,19 @@ def test_a_new_head_and_no_head():
     model.reset_classifier(7)
     assert model(x).shape == (2, 7)
     assert model.get_classifier().out_features == 7
-    with pytest.raises(ValueError, match="global_pool must be 'avg'; got 'max'"):
+    with pytest.raises(ValueError, match="global_pool must be 'avg' or ''; got 'max'"):
         make(global_pool="max")
+
+
+def test_no_pooling_gives_the_normalised_map():
+    model, x = make(num_classes=0, global_pool="").eval(), torch.randn(2, 3, 32, 32)
+    y = model(x)
+    assert y.shape == (2, 16, 2, 2)
+    assert relative(y, model.forward_intermediates(x, 1, norm=True, intermediates_only=True)[0]) < 1e-6
+    model.reset_classifier(5, "avg")
+    assert model(x).shape == (2, 5)
+    with pytest.raises(ValueError, match="n_classes must be 0; got 5"):
+        model.reset_classifier(5, "")
 
 
 def test_timms_training_and_validation_drive_it(tmp_path):

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import mrconv
 
-from . import bench, data, evaluate, export, generate, info, plot, results, serve, train
+from . import bench, data, evaluate, export, generate, info, plot, predict, results, serve, train
 from .parser import CommandError, Parser
 
 __all__ = ["CommandError", "main"]
 
-COMMANDS = (train, evaluate, generate, export, serve, results, plot, info, data, bench)
+COMMANDS = (train, evaluate, predict, generate, export, serve, results, plot, info, data, bench)
 
 
 def _place(given: argparse.Namespace, rest: Sequence[str]) -> None:

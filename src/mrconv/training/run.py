@@ -120,6 +120,8 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
     if importlib.util.find_spec("tensorboard") is not None:
         loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
     if e.wandb:
+        if importlib.util.find_spec("wandb") is None:
+            raise ValueError(f"wandb={e.wandb} needs wandb, which is not installed: pip install wandb")
         from pytorch_lightning.loggers import WandbLogger
 
         loggers.append(WandbLogger(project=e.wandb, name=e.name, save_dir=folder))

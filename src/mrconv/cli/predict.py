@@ -1,0 +1,71 @@
+"""mrconv predict: what a trained model says of a text, a recording, a picture or numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .data import told
+from .parser import CommandError, device, positive
+
+ABOUT = """Tell the classes that a trained model finds likeliest (a language model: what comes next). Files are recordings,
+pictures or texts, whichever the model takes, or JSON, {"values": [[...], ...]} or {"text": "..."}; - is standard input."""
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    about = "classify texts, recordings, pictures or numbers by a trained model"
+    parser = commands.add_parser("predict", help=about, description=ABOUT)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run, or of a model")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="inputs; those that end in .json are JSON")
+    parser.add_argument("--text", action="append", default=[], help="an input as it stands; may be given several times")
+    parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes to show; default: 5")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each input, with all classes")
+    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Read all, predict, print; nothing is printed if one of them cannot be read."""
+    try:
+        from mrconv.serve import Served
+        from mrconv.tasks import DataError
+    except ImportError as error:
+        raise CommandError(f"`mrconv predict` needs {error.name}: pip install 'mrconv[serve]'") from None
+    inputs = [("--text", text.encode(), "text/plain") for text in given.text]
+    for path in given.files:
+        kind = "application/json" if path.suffix == ".json" else "application/octet-stream"
+        with told():
+            inputs.append((str(path), sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes(), kind))
+    if not inputs:
+        raise CommandError("there is nothing to predict: give a FILE or --text")
+    rows = []
+    with told():
+        served = Served(given.folder, device(given.device))
+        for name, content, kind in inputs:
+            try:
+                rows.append(served.rows(content, kind))
+            except DataError as error:
+                raise CommandError(f"{name}: {error}") from None
+    for (name, _, _), row in zip(inputs, rows, strict=True):
+        found = served.named(served.predict([row])[0])
+        notes = [note for each in row for note in each.notes]
+        if given.json:
+            print(json.dumps({"input": name, **found, "notes": notes}, ensure_ascii=False))
+            continue
+        if len(inputs) > 1:
+            print(name)
+        print("\n".join(_lines(found["probabilities"], given.top)))
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+
+
+def _lines(probabilities: Mapping[str, float], top: int) -> list[str]:
+    first = sorted(probabilities.items(), key=lambda item: -item[1])[:top]
+    shown = {name: json.dumps(name) if name.isspace() else name for name, _ in first}
+    width = max(map(len, shown.values()))
+    return [f"{shown[name]:{width}s}  {100 * value:5.1f} %" for name, value in first]

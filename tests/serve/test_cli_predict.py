@@ -1,0 +1,89 @@
+"""mrconv predict: as typed."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from mrconv.cli import main
+from mrconv.serve import Served
+
+from .models import save
+from .test_predict import png, wav
+
+
+def predicted(capsys, *arguments):
+    assert main(["predict", *map(str, arguments), "--device", "cpu"]) == 0
+    return capsys.readouterr()
+
+
+def probabilities(folder, content, kind):
+    served = Served(folder)
+    return served.named(served.predict([served.rows(content, kind)])[0])["probabilities"]
+
+
+def test_a_text(tmp_path, capsys):
+    folder = save("text", tmp_path / "model")
+    found = probabilities(folder, b"what a film", "text/plain")
+    lines = predicted(capsys, folder, "--text", "what a film").out.splitlines()
+    label = max(found, key=found.get)
+    assert lines[0] == f"{label}  {100 * found[label]:5.1f} %"
+    assert len(lines) == 2
+    assert len(predicted(capsys, folder, "--text", "what a film", "--top", 1).out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content"),
+    [
+        ("audio", "yes.wav", wav(np.sin(np.arange(900) / 9))),
+        ("image", "night.png", png(np.zeros((20, 30, 3), np.uint8))),
+        ("values", "rows.json", json.dumps({"values": [[1, 2], [3, 4]]}).encode()),
+        ("text", "review.txt", b"not good"),
+        ("pair", "both.json", b'{"text": "one", "text2": "other"}'),
+    ],
+)
+def test_files_of_every_kind(tmp_path, capsys, name, file, content):
+    folder, path = save(name, tmp_path / "model"), tmp_path / file
+    path.write_bytes(content)
+    found = json.loads(predicted(capsys, folder, path, "--json").out)
+    kind = "application/json" if file.endswith("json") else ""
+    assert found["probabilities"] == pytest.approx(probabilities(folder, content, kind), rel=1e-5)
+    assert found["label"] == max(found["probabilities"], key=found["probabilities"].get)
+    assert found["input"] == str(path)
+
+
+def test_several_inputs_and_standard_input(tmp_path, capsys, monkeypatch):
+    folder = save("listops", tmp_path / "model")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[MAX 1 2 ]")))
+    lines = predicted(capsys, folder, "-", "--text", "[MIN 1 2 ]", "--top", 2).out.splitlines()
+    assert lines[::3] == ["--text", "-"]
+    assert len(lines) == 6
+
+
+def test_a_note_goes_to_standard_error(tmp_path, capsys):
+    printed = predicted(capsys, save("text", tmp_path / "model"), "--text", "ab " * 100)
+    assert printed.err == "note: only the first 199 of 300 symbols were used\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is nothing to predict: give a FILE or --text"),
+        (["missing.wav"], "No such file or directory: 'missing.wav'"),
+        (["--text", ""], "--text: expected at least one symbol; got none"),
+        (["--text", "a", "--device", "cuda:9"], "argument --device: cannot use 'cuda:9'"),
+    ],
+)
+def test_what_cannot_be_predicted_is_told_in_one_line(tmp_path, capsys, arguments, message):
+    folder = save("text", tmp_path / "model")
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", str(folder), *arguments])
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+    with pytest.raises(SystemExit):
+        main(["predict", str(tmp_path / "nowhere"), "--text", "a"])
+    assert str(tmp_path / "nowhere") in capsys.readouterr().err
