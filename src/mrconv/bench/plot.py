@@ -158,12 +158,15 @@ def plot_vision(found: Mapping[str, Any], path: Path) -> None:
         label = "MRConvNeXt, " + kind if found["family"].get(kind, kind) == "merged" else kind
         axes.plot([each for each, _ in points], [known[name] for _, name in points], label=label, **look)
         for each, name in points:
-            axes.annotate(name, (each, known[name]), textcoords="offset points", xytext=(5, 5), fontsize=8)
+            place = (5, 5) if i % 2 == 0 else (-10, -11)  # neighbours' names apart
+            axes.annotate(
+                name, (each, known[name]), textcoords="offset points", xytext=place, fontsize=8, color=look["color"]
+            )
     axes.set_xlabel(f"images/s on {found['hardware']}, {found['dtype']}, the fastest way of each")
     axes.set_ylabel("top-1 accuracy on ImageNet in the paper, %")
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=150)
 
 
