@@ -181,8 +181,8 @@ def test_what_does_not_fit_is_left_out(monkeypatch):
 
 
 def test_graphs_are_timed_too_and_one_that_cannot_be_captured_is_null(monkeypatch):
-    def capture(run, pool):
-        assert pool == "one for all"
+    def capture(run, pool, side):
+        assert (pool, side) == ("one for all", "and its stream")
         if run is bad:
             raise RuntimeError("not permitted when stream is capturing\nand more")
         return run
@@ -191,6 +191,7 @@ def test_graphs_are_timed_too_and_one_that_cannot_be_captured_is_null(monkeypatc
         return None
 
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "one for all")
+    monkeypatch.setattr("torch.cuda.Stream", lambda: "and its stream")
     monkeypatch.setattr(timing, "captured", capture)
     monkeypatch.setattr(timing, "synchronise", lambda device: None)
     monkeypatch.setattr(timing, "first_steps", lambda run, device: 1.0)

@@ -23,6 +23,7 @@ COMPARED = {"training": "forward and backward", "inference": "inference"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#555555", "#cc79a7", "#e69f00")
 MARKERS = "osD^vP"
 STYLES = ("-", "--", ":")
+HOW = {"ms": "op by op", "graph_ms": "CUDA graph", "compile_ms": "compiled", "compile_graph_ms": "both"}
 OURS = {
     "ours": "mrconv",
     "merged": "mrconv, merged",
@@ -81,8 +82,10 @@ def plot_compare(found: Mapping[str, Any], path: Path) -> None:
     if models:
         grid = parts[0].subplots(len(passes), columns, squeeze=False, sharey="row", sharex="row")
         for axes, name in zip(grid, passes, strict=True):
-            for each, row in zip(axes, models, strict=True):
-                _bars(each, best_times(row[name]))
+            times = [best_times(row[name]) for row in models]
+            names = list(dict.fromkeys(key for key in (*OURS.values(), *times[0]) if any(key in t for t in times)))
+            for each, row, found_times in zip(axes, models, times, strict=True):
+                _bars(each, {key: found_times.get(key, math.nan) for key in names})
                 each.set_title(f"{row['shape']['name']}, {passes[name]}", fontsize="medium")
             axes[0].set_xlim(left=min(0.1, axes[0].get_xlim()[0]))
         parts[0].supxlabel("speed beside S4's", fontsize="medium")
@@ -90,7 +93,9 @@ def plot_compare(found: Mapping[str, Any], path: Path) -> None:
         _sweeps(parts[1].subplots(1, len(passes), sharey=True, squeeze=False)[0], lengths, passes)
         handles, labels = parts[1].axes[0].get_legend_handles_labels()
         parts[1].legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
-    how = "the fastest of op by op, CUDA graph and compiled" if found["device"] == "cuda" else "op by op"
+    results = [result for row in found["rows"] for name in passes for result in row[name].values()]
+    ways = [title for way, title in HOW.items() if any(result.get(way) is not None for result in results)]
+    how = ways[0] if len(ways) == 1 else f"the fastest of {', '.join(ways)}"
     figure.suptitle(
         f"The same block with each mixer on {found['hardware']}, {found['dtype']}, {how}", fontsize="medium"
     )
@@ -109,7 +114,9 @@ def best_times(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def _bars(axes: Axes, times: Mapping[str, float]) -> None:
     names = list(times)[::-1]
     speeds = [times["s4"] / times[name] for name in names]
-    axes.barh(names, speeds, color=[COLOURS[0] if name in OURS.values() else "0.65" for name in names], height=0.7)
+    colours = [COLOURS[0] if name in OURS.values() else "0.65" for name in names]
+    axes.barh(range(len(names)), speeds, color=colours, height=0.7)
+    axes.set_yticks(range(len(names)), names)
     for place, ratio in enumerate(speeds):
         end, text = (1.0, "–") if math.isnan(ratio) else (ratio, f"{ratio:.2g}")
         axes.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=7)

@@ -47,13 +47,14 @@ def measure(
             if attempt(functools.partial(warm_up, compiled[name]), result, "compile_error"):
                 ready[name, "compile_ms"] = compiled[name]
     if device == "cuda":
-        pool = torch.cuda.graph_pool_handle()  # one replays at a time: what a step needs, all may have in turn
+        # One replays at a time: what a step needs, all may have in turn, as the allocator keeps memory by stream.
+        pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         for name, _ in [key for key in ready if key[1] == "ms"]:
             progress(f"{label}: {name}, CUDA graph")
             for column, each in (("graph_ms", runs), ("compile_graph_ms", compiled or {})):
                 if column == "graph_ms" or (name, "compile_ms") in ready:
                     note = column.replace("_ms", "_error")
-                    replay = attempt(functools.partial(captured, each[name], pool), results[name], note)
+                    replay = attempt(functools.partial(captured, each[name], pool, side), results[name], note)
                     if replay is not None:
                         ready[name, column] = replay
     times: dict[tuple[str, str], list[float]] = {key: [] for key in ready}
@@ -129,10 +130,10 @@ def _peak_on_cpu(run: Run) -> int:
     return peak
 
 
-def captured(run: Run, pool: Any = None) -> Run:
+def captured(run: Run, pool: Any, side: torch.cuda.Stream) -> Run:
     """Return a CUDA graph of it, in a pool of memory: what the device needs, without the host's launches."""
     free()
-    stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream = torch.cuda.current_stream()
     side.wait_stream(stream)
     with torch.cuda.stream(side):
         warm_up(run)

@@ -12,8 +12,9 @@ from typing import Any
 from .data import told
 from .parser import CommandError, device, positive
 
-ABOUT = """Tell the classes that a trained model finds likeliest (a language model: what comes next). Files are recordings,
-pictures or texts, whichever the model takes, or JSON, {"values": [[...], ...]} or {"text": "..."}; - is standard input."""
+ABOUT = """Tell the classes that a trained model finds likeliest (a language model: what comes next). Files are
+recordings, pictures or texts, whichever the model takes, or JSON, {"values": [[...], ...]} or {"text": "..."}; - is
+standard input."""
 
 
 def add(commands: Any) -> None:
