@@ -191,7 +191,7 @@ OPCHECKS = {
         2,
         1e-5,
         False,
-        False,
+        "torch",
     ),
     "tap_branch_sum": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),

@@ -9,6 +9,7 @@ serves all lengths.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from .backends import use_triton
 from .constants import integers_on
 from .costs import cost
 from .fft import fft_conv, fft_conv_reference
-from .normalised import spectral_branch_sum
+from .normalised import product_branch_sum, spectral_branch_sum
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 from .toeplitz import DTYPES, toeplitz_conv
 from .windows import window_branch_sum
@@ -41,6 +42,9 @@ class Choice:
 def _cheapest(u: Tensor, backend: str, ops: Sequence[str], reach: int, taps: int) -> Choice:
     triton = use_triton(u, backend)
     costs = {op: cost(u, triton, op, reach, taps) for op in ops}
+    costs = {
+        op: price for op, price in costs.items() if price < math.inf
+    } or costs  # what was not measured is no choice
     return Choice(min(costs, key=lambda op: costs[op]), triton, costs)
 
 
@@ -91,7 +95,7 @@ def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:
 
 
 def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto") -> Choice:
-    """Choose how `branch_sum` runs: "spectral", "windows" (constant causal kernels) or "tap sum" (scattered taps)."""
+    """Choose how `branch_sum` runs: "spectral", "products" (on a GPU), "windows" (constant kernels) or "tap sum"."""
     every = [lags for _, lags in branches if lags]
     least, most = [min(lags) for lags in every], [max(lags) for lags in every]
     ops = []
@@ -101,21 +105,27 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
         ops.append("windows")
     looks_ahead = [low < 0 for low in least]
     if looks_ahead == sorted(looks_ahead) and not any(low < 0 <= high for low, high in zip(least, most, strict=True)):
-        ops.append("spectral both ways" if any(looks_ahead) else "spectral")
+        ops += _dense_ops(u, backend, any(looks_ahead))
     return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
 
 
+def _dense_ops(u: Tensor, backend: str, both_ways: bool) -> list[str]:
+    """Return what runs dense branches: "spectral" and, on a GPU, "products"; "... both ways" if some look ahead."""
+    names = ["spectral", "products"] if use_triton(u, backend) and u.dtype in DTYPES else ["spectral"]
+    return [f"{name} both ways" if both_ways else name for name in names]
+
+
 def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto") -> Choice:
-    """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out, "spectral".
+    """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out, as any others.
 
     Waves are taken even where the GPU needs a quarter longer for them: they are a tenth of the kernels to launch.
     """
-    spectral = _cheapest(u, backend, ["spectral"], reach, 0)
+    dense = _cheapest(u, backend, _dense_ops(u, backend, False), reach, 0)
     if not use_triton(u, backend):
-        return spectral
+        return dense
     waves = _cheapest(u, backend, [f"{modes} waves"], reach, 0)
-    op = waves.op if waves.costs[waves.op] <= 1.25 * spectral.costs[spectral.op] else spectral.op
-    return Choice(op, True, {**spectral.costs, **waves.costs})
+    op = waves.op if waves.costs[waves.op] <= 1.25 * dense.costs[dense.op] else dense.op
+    return Choice(op, True, {**dense.costs, **waves.costs})
 
 
 def branch_sum(
@@ -146,6 +156,8 @@ def branch_sum(
         return window_branch_sum(u, heights, [len(at) for _, at in branches], *rest)
     forwards = next((i for i, (_, lags) in enumerate(branches) if lags and lags[0] < 0), len(branches))
     kernels = [_from_zero(values, lags, i >= forwards) for i, (values, lags) in enumerate(branches)]
+    if choice.op.startswith("products"):
+        return product_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest)
     return spectral_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest, backend)
 
 

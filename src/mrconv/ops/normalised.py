@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ from .backends import use_triton
 from .fft import compute_dtype, refuse_forward_mode, twins, wanted
 from .spectra import Extra, Reals, Timeline, engine
 from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
+from .toeplitz import DTYPES
+
+if TYPE_CHECKING:
+    from .products import Products
 
 
 def spectral_branch_sum(
@@ -48,12 +53,48 @@ def spectral_branch_sum(
     (C, l_b), tap 0 of the backward ones acting on t + 1; weight is (number of them, C), skip and bias are (C,). With
     `sync` the statistics are over all processes. mean and var (biased) carry no gradient.
     """
+    way = "triton" if use_triton(u, backend) else "torch"
+    return _normalised(u, forward, backward, weight, skip, bias, lengths, eps, sync, way)
+
+
+def product_branch_sum(
+    u: Tensor,
+    forward: Sequence[Tensor],
+    backward: Sequence[Tensor],
+    weight: Tensor,
+    skip: Tensor | None = None,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    eps: float = 1e-5,
+    sync: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `spectral_branch_sum` does, by products on the tensor cores (`products.py`); by Triton.
+
+    u is float32, bfloat16 or float16; in half precision kernels and tails are rounded to it, and sums are float32.
+    """
+    if u.dtype not in DTYPES:
+        raise TypeError(f"product_branch_sum takes u in float32, bfloat16 or float16, got {u.dtype}")
+    use_triton(u, "triton")
+    return _normalised(u, forward, backward, weight, skip, bias, lengths, eps, sync, "products")
+
+
+def _normalised(
+    u: Tensor,
+    forward: Sequence[Tensor],
+    backward: Sequence[Tensor],
+    weight: Tensor,
+    skip: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    eps: float,
+    sync: bool,
+    way: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kernels = [*forward, *backward]
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
-    return _branch_sum(
-        u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync, use_triton(u, backend)
-    )
+    packed = torch.cat(kernels, 1)
+    return _branch_sum(u, packed, weight, skip, bias, lengths, sizes, len(forward), eps, sync, way)
 
 
 @dataclass
@@ -209,6 +250,44 @@ class _Plan:
             found.append(torch.stack([torch.cat(sums), energy]))
         return torch.cat(found, 1)
 
+    def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
+        """Return y."""
+        y = torch.empty_like(self.u)
+        rows = self.by.inverse(self.by.scale_(self.spectrum, self.merged(scale, skip)), self.n)
+        self.by.output(rows, self.ahead, y, shift)
+        return y
+
+    def seen(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Take in y's gradient g; return sum g c_b (nb, C), sum g (C,) and the gradient of the skip (C,)."""
+        line = Timeline(grad)
+        self.g = self.by.spectrum(line, self.n, at=self.ahead)
+        dk_rep = self.by.taps(self.by.cross(self.spectrum, self.g), self.n)[..., : self.ahead + self.behind]
+        self.own = [self.seen_by(direction, dk_rep) for direction in self.directions]
+        inner = [
+            (x[:, : part.length] * part.kernels).sum(-1)
+            for x, direction in zip(self.own, self.directions, strict=True)
+            for part in direction.parts
+        ]
+        return torch.cat(inner), self.by.total(line).sum(1).to(dk_rep.dtype), dk_rep[:, self.ahead]
+
+    def pulled(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the gradients of u and of the kernels, side by side, for dc_b = s_b g - a_b - q_b c_b."""
+        by, extras, even = self.by, [], torch.zeros_like(self.power)
+        rows, dkernels = by.scale_(self.g, torch.conj_physical(self.merged(s, skip))), []
+        for x, direction in zip(self.own, self.directions, strict=True):
+            of = direction.branches
+            extra, spectrum, dk = _pull_back(self, direction, q[of], a[of], rows)
+            extras.append(extra)
+            even += spectrum
+            for part, each in zip(direction.parts, dk, strict=True):
+                each.addcmul_(s[of][part.members, :, None], x[:, : part.length])
+            dkernels.append(direction.side_by_side(dk))
+        rows = by.add_(rows, self.spectrum, even / self.n)
+        del self.spectrum, self.g
+        du = torch.empty_like(self.u)
+        by.output(by.inverse(rows, self.n), 0, du, extras=extras)
+        return du, torch.cat(dkernels, 1)
+
     def merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
         """Spectrum of k_rep over n."""
         k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
@@ -231,6 +310,16 @@ class _Plan:
         return kernel[:, self.ahead :]
 
 
+def _plan(
+    u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: list[int], forwards: int, way: str
+) -> _Plan | Products:
+    if way == "products":
+        from .products import Products
+
+        return Products(u, packed, lengths, sizes, forwards)
+    return _Plan(u, packed, lengths, sizes, forwards, way == "triton")
+
+
 @torch.library.custom_op("mrconv::branch_sum", mutates_args=())
 def _branch_sum(
     u: Tensor,
@@ -243,15 +332,12 @@ def _branch_sum(
     forwards: int,
     eps: float,
     sync: bool,
-    triton: bool,
+    way: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    plan = _Plan(u, packed, lengths, sizes, forwards, triton)
+    plan = _plan(u, packed, lengths, sizes, forwards, way)
     mean, var, count = mean_and_variance(plan.moments(), valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
-    y = torch.empty_like(u)
-    rows = plan.by.inverse(plan.by.scale_(plan.spectrum, plan.merged(scale, skip)), plan.n)
-    plan.by.output(rows, plan.ahead, y, shifted(bias, scale, mean))
-    return y, mean, var, count
+    return plan.output(scale, skip, shifted(bias, scale, mean)), mean, var, count
 
 
 @torch.library.custom_op("mrconv::branch_sum_backward", mutates_args=())
@@ -270,37 +356,14 @@ def _branch_sum_backward(
     forwards: int,
     eps: float,
     sync: bool,
-    triton: bool,
+    way: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    plan = _Plan(u, packed, lengths, sizes, forwards, triton)
-    by, line = plan.by, Timeline(grad)
-    g = by.spectrum(line, plan.n, at=plan.ahead)
-    dk_rep = by.taps(by.cross(plan.spectrum, g), plan.n)[..., : plan.ahead + plan.behind]
-    own = [plan.seen_by(direction, dk_rep) for direction in plan.directions]
-    inner = [
-        (x[:, : part.length] * part.kernels).sum(-1)
-        for x, direction in zip(own, plan.directions, strict=True)
-        for part in direction.parts
-    ]
-    g_sum = by.total(line).sum(1).to(dk_rep.dtype)
-    dweight, s, q, a = normalised_backward(torch.cat(inner), g_sum, weight, mean, var, count, eps, sync)
-
-    extras, even, back = [], torch.zeros_like(plan.power), torch.conj_physical(plan.merged(s, skip))
-    rows, dkernels = by.scale_(g, back), []
-    for x, direction in zip(own, plan.directions, strict=True):
-        of = direction.branches
-        extra, spectrum, dk = _pull_back(plan, direction, q[of], a[of], rows)
-        extras.append(extra)
-        even += spectrum
-        for part, each in zip(direction.parts, dk, strict=True):
-            each.addcmul_(s[of][part.members, :, None], x[:, : part.length])
-        dkernels.append(direction.side_by_side(dk))
-    rows = by.add_(rows, plan.spectrum, even / plan.n)
-    del plan.spectrum, g
-    du = torch.empty_like(u)
-    by.output(by.inverse(rows, plan.n), 0, du, extras=extras)
-    dskip = dk_rep[:, plan.ahead].to(weight.dtype).contiguous()
-    return du, torch.cat(dkernels, 1).to(packed.dtype), dweight.to(weight.dtype), dskip, g_sum.to(weight.dtype)
+    plan = _plan(u, packed, lengths, sizes, forwards, way)
+    inner, g_sum, dskip = plan.seen(grad)
+    dweight, s, q, a = normalised_backward(inner, g_sum, weight, mean, var, count, eps, sync)
+    du, dkernels = plan.pulled(s, q, a, skip)
+    dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+    return du, dkernels.to(packed.dtype), dweight, dskip, g_sum
 
 
 def _pull_back(
@@ -356,14 +419,14 @@ def _pull_back(
 
 
 @_branch_sum.register_fake
-def _(u, packed, weight, skip, bias, lengths, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
+def _(u, packed, weight, skip, bias, lengths, sizes, forwards, eps, sync, way):  # type: ignore[no-untyped-def]
     dtype = compute_dtype(u, packed)
     mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
     return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
 
 
 @_branch_sum_backward.register_fake
-def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
+def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync, way):  # type: ignore[no-untyped-def]
     return torch.empty_like(u), *twins(packed, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
 
 

@@ -1,0 +1,187 @@
+"""Normalised branches without FFTs: convolutions and correlations as products of matrices on the tensor cores.
+
+What is computed is what `normalised.py` says, in time instead of frequency:
+
+    R[lag]        =  sum of u[t] u[t - lag] over t and the batch
+    sum c_b**2    =  <k_b, R * k_b>  -  sum of tail_b**2,      tail_b the outputs past the end
+    du            =  g correlated with sum_b s_b k_b,  -  u * sum_b q_b r_b,  +  tail_b correlated with q_b k_b,  -  ...
+
+with r_b the autocorrelation of k_b. Sequences are rows that end together and are filled up with zeros in front, to
+whole blocks, so that the last inputs of all are an aligned piece of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .correlation_triton import BLOCK, correlation
+from .spectra import Timeline
+from .statistics import running_total
+from .toeplitz_triton import conv
+
+
+def _blocks(n: int) -> int:
+    """Return n, or the next multiple of BLOCK."""
+    return n + -n % BLOCK
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x (B, C, L) contiguous in time, with zeros in front, (B, C, whole blocks)."""
+    B, C, L = x.shape
+    rows, front = x.new_empty(C, B, _blocks(L)).transpose(0, 1), -L % BLOCK
+    rows[..., :front] = 0
+    rows[..., front:] = x
+    return rows
+
+
+class _Direction:
+    """The input in one direction's own time, and that direction's kernels (nb, C, l), delayed by one if reversed."""
+
+    def __init__(self, line: Timeline, rows: Tensor, kernels: Sequence[Tensor], branches: slice) -> None:
+        self.line, self.rows, self.branches, self.delay = line, rows, branches, int(line.reverse)
+        L = line.x.shape[-1]
+        self.sizes = [k.shape[1] for k in kernels]
+        self.lengths = [min(self.delay + size, L) for size in self.sizes]
+        C, longest = rows.shape[1], _blocks(max(self.lengths))
+        self.kernels = rows.new_zeros(len(kernels), C, longest, dtype=torch.float32)
+        for row, k, length in zip(self.kernels, kernels, self.lengths, strict=True):
+            row[:, self.delay : length] = k[:, : length - self.delay]
+        total = running_total(rows.sum(0, dtype=torch.float64))
+        self.running = total.flip(1)[:, :longest].float()  # S[L-1], S[L-2], ..., (C, l)
+        self.groups, first = [], 0
+        for i in range(len(kernels)):
+            if i + 1 == len(kernels) or (i + 2 - first) * self.lengths[i + 1] > L // 4:
+                self.groups.append(slice(first, i + 1))
+                first = i + 1
+
+    def own(self, group: slice) -> Tensor:
+        """Return a group's kernels, no longer than they are."""
+        return self.kernels[group, :, : _blocks(max(self.lengths[group]))]
+
+    def around(self, group: slice, R: Tensor) -> Tensor:
+        """Return R * k_b for a group's kernels, where they are."""
+        k = self.own(group)
+        n = min(k.shape[-1], R.shape[1])
+        return conv(k, torch.cat([R[:, 1:n].flip(1), R[:, :n]], 1), n - 1, None, False)
+
+    def last(self, group: slice) -> tuple[Tensor, Tensor]:
+        """Return the last inputs that a group's outputs past the end need, and its kernels, (g C, n + 1).
+
+        The inputs are once for every member, (B, g C, n): x[s + n - j] is what lag j of output s past the end meets.
+        """
+        n, g = _blocks(max(self.lengths[group]) - 1), group.stop - group.start
+        x = self.rows[..., self.rows.shape[-1] - n :]
+        if g > 1:
+            x = x.transpose(0, 1).repeat(g, 1, 1).transpose(0, 1)
+        return x, F.pad(self.kernels[group], (0, n + 1 - self.kernels.shape[-1])).flatten(0, 1)
+
+    def side_by_side(self, rows: Tensor) -> Tensor:
+        """Return a tensor like the kernels as they came."""
+        found = [row[:, self.delay : length] for row, length in zip(rows, self.lengths, strict=True)]
+        return torch.cat([F.pad(x, (0, size - x.shape[1])) for x, size in zip(found, self.sizes, strict=True)], 1)
+
+
+class Products:
+    """What forward and backward share."""
+
+    def __init__(self, u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: Sequence[int], forwards: int) -> None:
+        self.u, self.L = u, u.shape[-1]
+        self.behind = min(max(sizes[:forwards], default=1), self.L)
+        self.ahead = min(max(sizes[forwards:], default=0), self.L - 1)
+        self.rows = _rows(u)
+        self.R = correlation(self.rows, self.rows, 0, self.L)
+        kernels = packed.float().split(list(sizes), 1)
+        both = (False, slice(forwards)), (True, slice(forwards, len(sizes)))
+        self.directions = []
+        for reverse, branches in both:
+            if kernels[branches]:
+                line = Timeline(u, reverse, lengths)
+                rows = _rows(line.moved(u)) if reverse or lengths is not None else self.rows
+                self.directions.append(_Direction(line, rows, kernels[branches], branches))
+
+    def moments(self) -> Tensor:
+        """Sum and sum of squares of every branch's output, (2, nb, C)."""
+        found = []
+        for direction in self.directions:
+            sums = (direction.kernels * direction.running).sum(-1)
+            energy = torch.empty_like(sums)
+            for group in direction.groups:
+                energy[group] = (direction.own(group) * direction.around(group, self.R)).sum(-1)
+                if max(direction.lengths[group]) > 1:
+                    tail = _past_the_end(*direction.last(group))
+                    energy[group] -= correlation(tail, tail, 0, 1).view_as(energy[group])
+            found.append(torch.stack([sums, energy]))
+        return torch.cat(found, 1)
+
+    def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
+        """Return y."""
+        y = conv(self.rows, self.merged(scale, skip), self.ahead, shift, False)
+        return torch.empty_like(self.u).copy_(self._cut(y))
+
+    def seen(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Take in y's gradient g; return sum g c_b (nb, C), sum g (C,) and the gradient of the skip (C,)."""
+        self.g = _rows(grad)
+        dk_rep = correlation(self.g, self.rows, -self.ahead, self.behind)
+        self.own = []
+        for direction in self.directions:
+            here = F.pad(dk_rep[:, : self.ahead].flip(1), (1, 0)) if direction.delay else dk_rep[:, self.ahead :]
+            self.own.append(F.pad(here, (0, direction.kernels.shape[-1] - here.shape[1])))
+        inner = [(x * d.kernels).sum(-1) for x, d in zip(self.own, self.directions, strict=True)]
+        return torch.cat(inner), self.g.sum((0, 2), dtype=torch.float64).float(), dk_rep[:, self.ahead]
+
+    def pulled(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the gradients of u and of the kernels, side by side, for dc_b = s_b g - a_b - q_b c_b."""
+        du = self._cut(conv(self.g, self.merged(s, skip).flip(1), self.behind - 1, None, False)).float()
+        dkernels, even = [], self.R.new_zeros(self.R.shape)
+        for x, direction in zip(self.own, self.directions, strict=True):
+            k, of = direction.kernels, direction.branches
+            s_b, q_b, a_b = (z[of, :, None] for z in (s, q, a))
+            dk = s_b * x - a_b * direction.running
+            steps = F.pad((a_b * k).sum(0), (0, direction.rows.shape[-1] - k.shape[-1]))
+            extra = torch.zeros_like(direction.rows, dtype=torch.float32).sub_(running_total(steps).flip(1))
+            for group in direction.groups:
+                own, n = direction.own(group), max(direction.lengths[group])
+                even[:, :n] += correlation(q_b[group] * own, own, 0, n)
+                dk[group, :, : own.shape[-1]] -= q_b[group] * direction.around(group, self.R)
+                if max(direction.lengths[group]) > 1:
+                    self._pull_tails(direction, group, q_b[group], extra, dk)
+            du += direction.line.moved(self._cut(extra), -1)
+            dkernels.append(direction.side_by_side(dk))
+        both = torch.cat([even[:, 1:].flip(1), even], 1)
+        du -= self._cut(conv(self.rows, both, self.L - 1, None, False))
+        return torch.empty_like(self.u).copy_(du), torch.cat(dkernels, 1)
+
+    def _pull_tails(self, direction: _Direction, group: slice, q: Tensor, extra: Tensor, dk: Tensor) -> None:
+        """Add to the gradients of the input and of a group's kernels what outputs past the end did not have."""
+        x, k = direction.last(group)
+        tail, n = _past_the_end(x, k), x.shape[-1]
+        back = conv(tail, (q.flatten(0, 1) * k).flip(1), 0, None, False)
+        extra[..., extra.shape[-1] - n :] += back.unflatten(1, (-1, dk.shape[1])).float().sum(1)
+        kept = min(n + 1, dk.shape[-1])
+        dk[group, :, 1:kept] += q * correlation(tail, x, 1 - n, 1).unflatten(0, (-1, dk.shape[1]))[..., : kept - 1]
+
+    def merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
+        """Return k_rep, (C, ahead + behind)."""
+        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
+        for direction in self.directions:
+            total = (scale[direction.branches, :, None] * direction.kernels).sum(0)
+            if direction.delay:
+                k_rep[:, : self.ahead] += total[:, 1 : 1 + self.ahead].flip(1)
+            else:
+                k_rep[:, self.ahead :] += total[:, : self.behind]
+        if skip is not None:
+            k_rep[:, self.ahead] += skip
+        return k_rep
+
+    def _cut(self, rows: Tensor) -> Tensor:
+        """Return rows without the zeros in front."""
+        return rows[..., rows.shape[-1] - self.L :]
+
+
+def _past_the_end(x: Tensor, kernels: Tensor) -> Tensor:
+    """Return the outputs past the end, (B, g C, n), of what `_Direction.last` gives."""
+    return conv(x, kernels, x.shape[-1], None, False)
