@@ -42,9 +42,8 @@ class Choice:
 def _cheapest(u: Tensor, backend: str, ops: Sequence[str], reach: int, taps: int) -> Choice:
     triton = use_triton(u, backend)
     costs = {op: cost(u, triton, op, reach, taps) for op in ops}
-    costs = {
-        op: price for op, price in costs.items() if price < math.inf
-    } or costs  # what was not measured is no choice
+    measured = {op: price for op, price in costs.items() if price < math.inf}
+    costs = measured or costs
     return Choice(min(costs, key=lambda op: costs[op]), triton, costs)
 
 
