@@ -180,18 +180,13 @@ _MADE: weakref.WeakKeyDictionary[nn.Module, dict[float, tuple[Any, Any]]] = weak
 
 def made(module: Any, rate: float, make: Callable[[Any, float], T], fresh: bool = False) -> T:
     """Return what a module streams with at a rate, made again if `fresh` or if a parameter has changed."""
-    key = fingerprint(module)
+    tensors = (*module.parameters(), *module.buffers())
+    key = [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors]
     kept = _MADE.setdefault(module, {})
     if fresh or rate not in kept or kept[rate][0] != key:
         with torch.inference_mode(False), torch.no_grad():
             kept[rate] = (key, make(module, rate))
     return kept[rate][1]
-
-
-def fingerprint(module: nn.Module) -> list[tuple[int, int, int]]:
-    """Return what is another thing once a parameter or buffer is written to or replaced (but by way of `.data`)."""
-    tensors = (*module.parameters(), *module.buffers())
-    return [(id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors]
 
 
 def plan(layer: MRConv, rate: float, fresh: bool = False) -> Plan:

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from mrconv import MRConv, MRConvBlock, param_groups
-from mrconv.baselines import Mixer, mixer_class, mixer_names, register_mixer
+from mrconv.baselines import Mixer, freeze, mixer_class, mixer_names, register_mixer
+from mrconv.baselines.base import KeptKernel
 
 from ..conftest import relative
 
@@ -215,32 +216,28 @@ def test_compiles_whole(name):
     assert relative(compiled(u, gelu=True), mixer(u, gelu=True)) < 1e-12
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@torch.no_grad()
-def test_kernels_kept_in_inference_are_those_of_now(name):
-    mixer, u = build(name).eval(), torch.randn(2, 16, 3, **DOUBLE)
-
-    def made_anew(length):
-        with torch.enable_grad():
-            return mixer(u[:, :length]).detach()
-
-    for length in (16, 11, 16):
-        assert torch.equal(mixer(u[:, :length]), made_anew(length))
-    for p in mixer.parameters():
-        p.add_(0.01 * torch.randn_like(p))
-    assert torch.equal(mixer(u), made_anew(16))
-    mixer.load_state_dict({key: value * 0.9 for key, value in mixer.state_dict().items()})
-    assert torch.equal(mixer(u), made_anew(16))
+KEEPERS = sorted({*OPTIONS, "mega", "mega-chunk"} - {"s5"})
 
 
-@pytest.mark.parametrize(("name", "maker"), [("s4", "kernel"), ("hyena", "kernel"), ("multiresconv", "run_tree")])
-@torch.no_grad()
-def test_kernels_are_made_once_in_inference(name, maker, monkeypatch):
-    mixer, u = build(name).eval(), torch.randn(2, 16, 3, **DOUBLE)
-    made, make = [], getattr(mixer, maker)
-    monkeypatch.setattr(mixer, maker, lambda *a: made.append(a) or make(*a))
-    for _ in range(3):
-        mixer(u)
-    assert len(made) == 1
-    mixer.train()(u)
-    assert len(made) == 2
+@pytest.mark.parametrize(
+    ("name", "bidirectional"), [(n, b) for n in KEEPERS for b in (False, True) if not b or n != "multiresconv"]
+)
+def test_frozen_kernels_are_those_of_the_parameters(name, bidirectional):
+    options = {"bidirectional": True} if bidirectional else {}
+    mixer = mixer_class(name)(3, 16, **(OPTIONS.get(name, {}) | DOUBLE | options))
+    u = torch.randn(2, 23, 3, **DOUBLE)
+    expected = {n: mixer.eval()(u[:, :n]).detach() for n in (1, 11, 16, 23)}
+    keeper = next(module for module in freeze(mixer).modules() if isinstance(module, KeptKernel))
+    make, made = keeper.kernel_for, []
+    keeper.kernel_for = lambda lead, behind, f: make(lead, behind, lambda: made.append(behind) or f())
+    with torch.no_grad():
+        for n, y in expected.items():
+            assert relative(mixer(u[:, :n]), y) < 1e-11
+        assert [n for n in made if n <= 16] == []
+        assert "kept" not in str(mixer.state_dict().keys())
+        mixer.train()(u[:, :11])
+        mixer.eval().load_state_dict({key: value * 0.9 for key, value in mixer.state_dict().items()})
+        kept_no_more = mixer(u[:, :11])
+        assert made.count(11) == 2
+    assert relative(kept_no_more, mixer(u[:, :11]).detach()) < 1e-12
+    assert relative(kept_no_more, expected[11]) > 1e-3

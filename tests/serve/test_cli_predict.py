@@ -39,7 +39,7 @@ def test_a_text(tmp_path, capsys):
     [
         ("audio", "yes.wav", wav(np.sin(np.arange(900) / 9))),
         ("image", "night.png", png(np.zeros((20, 30, 3), np.uint8))),
-        ("values", "rows.json", json.dumps({"values": [[1, 2], [3, 4]]}).encode()),
+        ("values", "rows.JSON", json.dumps({"values": [[1, 2], [3, 4]]}).encode()),
         ("text", "review.txt", b"not good"),
         ("pair", "both.json", b'{"text": "one", "text2": "other"}'),
     ],
@@ -48,7 +48,7 @@ def test_files_of_every_kind(tmp_path, capsys, name, file, content):
     folder, path = save(name, tmp_path / "model"), tmp_path / file
     path.write_bytes(content)
     found = json.loads(predicted(capsys, folder, path, "--json").out)
-    kind = "application/json" if file.endswith("json") else ""
+    kind = "application/json" if file.lower().endswith("json") else ""
     assert found["probabilities"] == pytest.approx(probabilities(folder, content, kind), rel=1e-5)
     assert found["label"] == max(found["probabilities"], key=found["probabilities"].get)
     assert found["input"] == str(path)
@@ -60,6 +60,14 @@ def test_several_inputs_and_standard_input(tmp_path, capsys, monkeypatch):
     lines = predicted(capsys, folder, "-", "--text", "[MIN 1 2 ]", "--top", 2).out.splitlines()
     assert lines[::3] == ["--text", "-"]
     assert len(lines) == 6
+
+
+def test_numbers_on_standard_input(tmp_path, capsys, monkeypatch):
+    content = b'{"values": [[1, 2], [3, 4]]}'
+    folder = save("values", tmp_path / "model")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    found = json.loads(predicted(capsys, folder, "-", "--json").out)["probabilities"]
+    assert found == pytest.approx(probabilities(folder, content, "application/json"), rel=1e-5)
 
 
 def test_a_note_goes_to_standard_error(tmp_path, capsys):

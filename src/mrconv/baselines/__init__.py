@@ -5,7 +5,7 @@
 """
 
 from ..layer import MRConv
-from .base import LongConvolution, Mixer, make_mixer, mixer_class, mixer_names, register_mixer
+from .base import LongConvolution, Mixer, freeze, make_mixer, mixer_class, mixer_names, register_mixer
 from .implicit import CKConv, HyenaFilter
 from .liquid_s4 import LiquidS4
 from .longconv import LongConv
@@ -39,6 +39,7 @@ __all__ = [
     "Mixer",
     "MultiresConv",
     "SGConv",
+    "freeze",
     "make_mixer",
     "mixer_class",
     "mixer_names",

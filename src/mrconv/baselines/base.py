@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
-import weakref
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from .. import ops
 from ..kernels import resampled
 from ..registry import Registry
 from ..states import MixerState
-from ..streaming import Streams, fingerprint, made
+from ..streaming import Streams, made
 from ..validation import check_input, check_lengths, check_positive_int, padding_mask
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Mixer(Streams, nn.Module):
@@ -120,6 +122,9 @@ class Mixer(Streams, nn.Module):
         """Take u (B, d_model) of one position in; return its output and what is remembered from then on."""
         raise NotImplementedError
 
+    def freeze(self) -> None:
+        """Keep what inference would make of the parameters anew each time; nothing here."""
+
     def _check_streams(self) -> None:
         if self.bidirectional:
             raise ValueError("bidirectional=True cannot stream: an output needs the inputs after it")
@@ -141,7 +146,34 @@ class Mixer(Streams, nn.Module):
         return float(rate)
 
 
-class LongConvolution(Mixer):
+class KeptKernel(nn.Module):
+    """A convolution that may keep its kernel for inference; training, gradients and loaded weights do without."""
+
+    kept: Tensor | None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register_buffer("kept", None, persistent=False)
+        self.kept_lead = 0
+
+    def keep(self, kernel: Tensor, lead: int) -> None:
+        """Keep a kernel (C, K) with `lead` taps ahead of lag 0."""
+        self.kept, self.kept_lead = kernel.detach(), lead
+
+    def kernel_for(self, lead: int, behind: int, make: Callable[[], Tensor]) -> Tensor:
+        """Return so much of the kernel that is kept, or one that is made."""
+        kernel, first = self.kept, self.kept_lead - lead
+        if kernel is None or self.training or torch.is_grad_enabled() or first < 0:
+            return make()
+        taps = kernel[:, first : self.kept_lead + behind]
+        return taps if taps.shape[1] == lead + behind else make()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.kept = None
+        super()._load_from_state_dict(*args)
+
+
+class LongConvolution(KeptKernel, Mixer):
     """y = k * u + D u, with the kernels that a subclass makes in `kernel`."""
 
     reach: ClassVar[str] = "l_max"
@@ -159,11 +191,16 @@ class LongConvolution(Mixer):
         """Convolve with both kernels and the skip D as one."""
         L = x.shape[-1]
         taps = L if self.reach == "input" else min(L, resampled(self.l_max, rate))
-        kernel = kept(self, (taps, rate), self._joined)
         lead = taps if self.bidirectional else 0
+        make = functools.partial(self._joined, taps, rate)
+        kernel = self.kernel_for(lead, taps, make) if rate == 1 else make()
         inside = gelu and not torch.is_grad_enabled()  # its gradient needs what it was applied to
         y = ops.fft_conv(x, kernel, lead, gelu=inside)
         return F.gelu(y) if gelu and not inside else y
+
+    def freeze(self) -> None:
+        """Keep the kernel up to l_max, at rate 1."""
+        self.keep(self._joined(self.l_max, 1.0), self.l_max if self.bidirectional else 0)
 
     def _joined(self, taps: int, rate: float) -> Tensor:
         """Return the kernel of the future, backwards, then that of the past with D at lag 0."""
@@ -172,24 +209,6 @@ class LongConvolution(Mixer):
         if self.bidirectional:
             joined, lead = torch.cat([kernels[1].flip(-1), joined], -1), taps
         return joined + F.pad(wide(self.D)[:, None], (lead, joined.shape[-1] - lead - 1))
-
-
-_KEPT: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Tensor]] = weakref.WeakKeyDictionary()
-
-
-def kept(module: nn.Module, arguments: tuple[Any, ...], make: Callable[..., Tensor]) -> Tensor:
-    """Return make(*arguments): in inference once, then from memory until the arguments or a parameter change.
-
-    Inference is eval mode without gradients. Compilers and exporters see what is made, not what is kept.
-    """
-    if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return make(*arguments)
-    key = (arguments, fingerprint(module))
-    found = _KEPT.get(module)
-    if found is None or found[0] != key:
-        with torch.inference_mode(False), torch.no_grad():
-            found = _KEPT[module] = (key, make(*arguments))
-    return found[1]
 
 
 def wide(x: Tensor) -> Tensor:
@@ -214,6 +233,18 @@ def parameter(x: Tensor, device: Any = None, dtype: torch.dtype | None = None) -
     """
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     return nn.Parameter(x.to(device=device, dtype=dtype or torch.get_default_dtype()))
+
+
+def freeze(model: M) -> M:
+    """Let every mixer keep its kernel for inference, up to l_max, and put the model in eval mode; returns the model.
+
+    As `reparameterize` is for MRConv. Parameters stay: training, gradients, longer inputs and other rates use them. One
+    that is changed otherwise than by training and `load_state_dict` needs another call.
+    """
+    for module in model.modules():
+        if isinstance(module, Mixer):
+            module.freeze()
+    return model.eval()
 
 
 MIXERS: Registry[nn.Module] = Registry("mixer")

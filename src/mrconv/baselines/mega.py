@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,11 @@ from torch.nn import functional as F
 from .. import ops
 from ..states import Cache, MixerState
 from ..validation import check_choice, check_positive_int
-from .base import kept, register_mixer, wide
+from .base import KeptKernel, register_mixer, wide
 from .transformer import ProjectedMixer, key_mask
 
 
-class EMA(nn.Module):
+class EMA(KeptKernel):
     """Multi-dimensional damped exponential moving average, (B, L, d_model) -> (B, L, d_model) (section 3.1).
 
         h_t = p beta x_t + (1 - p d) h_{t-1},    y_t = <eta, h_t> / sqrt(d_ema) + omega x_t
@@ -55,9 +56,10 @@ class EMA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Average x by one convolution."""
         L = x.shape[1]
-        return ops.fft_conv(x.mT, kept(self, (L,), self._joined), L - 1 if self.bidirectional else 0).mT
+        lead = L - 1 if self.bidirectional else 0
+        return ops.fft_conv(x.mT, self.kernel_for(lead, L, functools.partial(self.joined, L)), lead).mT
 
-    def _joined(self, length: int) -> Tensor:
+    def joined(self, length: int) -> Tensor:
         """Return the kernel of both directions, with omega at lag 0."""
         kernels = self.kernel(length)
         k = kernels[0] + F.pad(wide(self.omega)[:, None], (0, length - 1))
@@ -230,6 +232,10 @@ class Mega(ProjectedMixer):
     def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Average and attend."""
         return self.gated(u, F.silu(self.ema(u)), lengths)
+
+    def freeze(self) -> None:
+        """Keep the average's kernel up to l_max."""
+        self.ema.keep(self.ema.joined(self.l_max), self.l_max - 1 if self.bidirectional else 0)
 
     def begin(self, batch: int, rate: float) -> MixerState:
         """Return h = 0, (B, d_model, d_ema), and an empty cache."""

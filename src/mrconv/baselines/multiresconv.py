@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -10,11 +11,11 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..validation import check_choice, check_positive_int
-from .base import Mixer, kept, parameter, register_mixer, wide
+from .base import KeptKernel, Mixer, parameter, register_mixer, wide
 
 
 @register_mixer("multiresconv")
-class MultiresConv(Mixer):
+class MultiresConv(KeptKernel, Mixer):
     """A causal wavelet tree of shared filters h0, h1, and a weighted sum of its coefficients.
 
     a_0 = u;  a_{j+1}[t] = sum_k h0[k] a_j[t - 2^j k],  b_{j+1}[t] = sum_k h1[k] a_j[t - 2^j k],  j < J
@@ -64,8 +65,13 @@ class MultiresConv(Mixer):
 
     def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
         """Convolve with the tree's answer to an impulse."""
-        y = ops.fft_conv(x, kept(self, (x.shape[-1],), self.response))
+        L = x.shape[-1]
+        y = ops.fft_conv(x, self.kernel_for(0, L, functools.partial(self.response, L)))
         return F.gelu(y) if gelu else y
+
+    def freeze(self) -> None:
+        """Keep the tree's answer up to l_max."""
+        self.keep(self.response(self.l_max), 0)
 
     def response(self, length: int) -> Tensor:
         """Return the tree's answer to an impulse, (d_model, length)."""

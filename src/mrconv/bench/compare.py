@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mrconv import MRConvBlock, reparameterize
-from mrconv.baselines import mixer_class, mixer_names
+from mrconv.baselines import freeze, mixer_class, mixer_names
 
 from . import contestants as make
 from . import shapes
@@ -55,7 +55,7 @@ def one_shape(shape: shapes.ModelShape, names: list[str], options: Options) -> d
         stacks: dict[str, nn.Module] = _ours(shape, each, "", options)
         stacks |= {name: _attempted(shape, name, options.device) for name in names}
         if each == "inference":
-            stacks = {key: module if key in OURS else reparameterize(module) for key, module in stacks.items()}
+            stacks = {key: module if key in OURS else freeze(reparameterize(module)) for key, module in stacks.items()}
         torch.compiler.reset()
         runs, compiled = _runs(shape, each, stacks, options)
         if large:
@@ -83,8 +83,8 @@ def _runs(
     sizes = (shape.batch, shape.length, shape.channels)
     u = torch.randn(*sizes, device=options.device, dtype=dtype, requires_grad=True)
     passes = functools.partial(make.runs, u=u, g=torch.randn_like(u), cast=dtype if dtype == torch.bfloat16 else None)
-    there = {key: by_block(module) for key, module in stacks.items() if not isinstance(module, make.Refused)}
-    return passes(each, stacks), passes(each, there if options.compile else {})
+    there = {key: module for key, module in stacks.items() if options.compile and not isinstance(module, make.Refused)}
+    return passes(each, stacks), passes(each, {key: by_block(module) for key, module in there.items()})
 
 
 def stack(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:

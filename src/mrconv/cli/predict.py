@@ -14,7 +14,7 @@ from .parser import CommandError, device, positive
 
 ABOUT = """Tell the classes that a trained model finds likeliest (a language model: what comes next). Files are
 recordings, pictures or texts, whichever the model takes, or JSON, {"values": [[...], ...]} or {"text": "..."}; - is
-standard input."""
+standard input, JSON if it is an object of that."""
 
 
 def add(commands: Any) -> None:
@@ -39,9 +39,10 @@ def run(given: argparse.Namespace) -> None:
         raise CommandError(f"`mrconv predict` needs {error.name}: pip install 'mrconv[serve]'") from None
     inputs = [("--text", text.encode(), "text/plain") for text in given.text]
     for path in given.files:
-        kind = "application/json" if path.suffix == ".json" else "application/octet-stream"
         with told():
-            inputs.append((str(path), sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes(), kind))
+            content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        json_given = _is_object(content) if str(path) == "-" else path.suffix.lower() == ".json"
+        inputs.append((str(path), content, "application/json" if json_given else "application/octet-stream"))
     if not inputs:
         raise CommandError("there is nothing to predict: give a FILE or --text")
     rows = []
@@ -63,6 +64,13 @@ def run(given: argparse.Namespace) -> None:
         print("\n".join(_lines(found["probabilities"], given.top)))
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
+
+
+def _is_object(content: bytes) -> bool:
+    try:
+        return isinstance(json.loads(content), dict)
+    except ValueError:
+        return False
 
 
 def _lines(probabilities: Mapping[str, float], top: int) -> list[str]:

@@ -18,17 +18,16 @@ from .backends import INTERPRETED
 
 
 class Tile(NamedTuple):
-    """What one program does: products of [block, rows] and [rows, block], added up over the pairs of blocks."""
+    """What one program does: products of [BLOCK, rows] and [rows, BLOCK], added up over the pairs of blocks."""
 
-    block: int
     rows: int
     warps: int
     stages: int
 
 
 BLOCK = 64
-TILE = Tile(BLOCK, 64, 4, 3)
-TILE_FLOAT32 = Tile(BLOCK, 32, 4, 2)
+TILE = Tile(64, 4, 3)
+TILE_FLOAT32 = Tile(32, 4, 2)
 
 
 @triton.jit(do_not_specialize=["B", "blocks", "first"])

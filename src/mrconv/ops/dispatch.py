@@ -21,7 +21,7 @@ from .backends import use_triton
 from .constants import integers_on
 from .costs import cost
 from .fft import fft_conv, fft_conv_reference
-from .normalised import product_branch_sum, spectral_branch_sum
+from .normalised import product_branch_sum, products_take, spectral_branch_sum
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 from .toeplitz import DTYPES, toeplitz_conv
 from .windows import window_branch_sum
@@ -93,7 +93,7 @@ def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:
     return (values.flip(1), lags[::-1]) if lags.step < 0 else (values, lags)
 
 
-def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto") -> Choice:
+def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto", padded: bool = False) -> Choice:
     """Choose how `branch_sum` runs: "spectral", "products" (on a GPU), "windows" (constant kernels) or "tap sum"."""
     every = [lags for _, lags in branches if lags]
     least, most = [min(lags) for lags in every], [max(lags) for lags in every]
@@ -104,22 +104,23 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
         ops.append("windows")
     looks_ahead = [low < 0 for low in least]
     if looks_ahead == sorted(looks_ahead) and not any(low < 0 <= high for low, high in zip(least, most, strict=True)):
-        ops += _dense_ops(u, backend, any(looks_ahead))
+        products = not padded and products_take(u, *(values for values, _ in branches))
+        ops += _dense_ops(u, backend, any(looks_ahead), products)
     return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
 
 
-def _dense_ops(u: Tensor, backend: str, both_ways: bool) -> list[str]:
+def _dense_ops(u: Tensor, backend: str, both_ways: bool, products: bool) -> list[str]:
     """Return what runs dense branches: "spectral" and, on a GPU, "products"; "... both ways" if some look ahead."""
-    names = ["spectral", "products"] if use_triton(u, backend) and u.dtype in DTYPES else ["spectral"]
+    names = ["spectral", "products"] if products and use_triton(u, backend) else ["spectral"]
     return [f"{name} both ways" if both_ways else name for name in names]
 
 
-def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto") -> Choice:
+def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto", padded: bool = False) -> Choice:
     """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out, as any others.
 
     Waves are taken even where the GPU needs a quarter longer for them: they are a tenth of the kernels to launch.
     """
-    dense = _cheapest(u, backend, _dense_ops(u, backend, False), reach, 0)
+    dense = _cheapest(u, backend, _dense_ops(u, backend, False, not padded and products_take(u)), reach, 0)
     if not use_triton(u, backend):
         return dense
     waves = _cheapest(u, backend, [f"{modes} waves"], reach, 0)
@@ -145,7 +146,7 @@ def branch_sum(
     lags. mean and var (biased) are each branch's, over `count` elements of all processes if `sync`, and carry no
     gradient.
     """
-    choice = choose_branch_sum(u, branches, backend)
+    choice = choose_branch_sum(u, branches, backend, lengths is not None)
     rest = (weight, skip, bias, lengths, eps, sync)
     if choice.op == "tap sum":
         values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
@@ -156,7 +157,7 @@ def branch_sum(
     forwards = next((i for i, (_, lags) in enumerate(branches) if lags and lags[0] < 0), len(branches))
     kernels = [_from_zero(values, lags, i >= forwards) for i, (values, lags) in enumerate(branches)]
     if choice.op.startswith("products"):
-        return product_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest)
+        return product_branch_sum(u, kernels[:forwards], kernels[forwards:], weight, skip, bias, eps, sync)
     return spectral_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest, backend)
 
 

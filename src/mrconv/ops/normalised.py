@@ -29,7 +29,6 @@ from .backends import use_triton
 from .fft import compute_dtype, refuse_forward_mode, twins, wanted
 from .spectra import Extra, Reals, Timeline, engine
 from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
-from .toeplitz import DTYPES
 
 if TYPE_CHECKING:
     from .products import Products
@@ -64,18 +63,24 @@ def product_branch_sum(
     weight: Tensor,
     skip: Tensor | None = None,
     bias: Tensor | None = None,
-    lengths: Tensor | None = None,
     eps: float = 1e-5,
     sync: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what `spectral_branch_sum` does, by products on the tensor cores (`products.py`); by Triton.
 
-    u is float32, bfloat16 or float16; in half precision kernels and tails are rounded to it, and sums are float32.
+    u is float32 or bfloat16; in bfloat16, the factors of products are rounded to it, and sums are float32. There is no
+    padding: of short sequences most would lie past the end, which is too much to take off again.
     """
-    if u.dtype not in DTYPES:
-        raise TypeError(f"product_branch_sum takes u in float32, bfloat16 or float16, got {u.dtype}")
+    if not products_take(u, *forward, *backward):
+        found = ", ".join(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in (u, *forward, *backward)))
+        raise TypeError(f"product_branch_sum takes u in float32 or bfloat16 and kernels up to float32, got {found}")
     use_triton(u, "triton")
-    return _normalised(u, forward, backward, weight, skip, bias, lengths, eps, sync, "products")
+    return _normalised(u, forward, backward, weight, skip, bias, None, eps, sync, "products")
+
+
+def products_take(u: Tensor, *kernels: Tensor) -> bool:
+    """Tell whether `product_branch_sum` computes in their dtypes."""
+    return u.dtype in (torch.float32, torch.bfloat16) and compute_dtype(u, *kernels) == torch.float32
 
 
 def _normalised(
@@ -316,7 +321,7 @@ def _plan(
     if way == "products":
         from .products import Products
 
-        return Products(u, packed, lengths, sizes, forwards)
+        return Products(u, packed, sizes, forwards)
     return _Plan(u, packed, lengths, sizes, forwards, way == "triton")
 
 

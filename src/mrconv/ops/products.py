@@ -8,6 +8,9 @@ What is computed is what `normalised.py` says, in time instead of frequency:
 
 with r_b the autocorrelation of k_b. Sequences are rows that end together and are filled up with zeros in front, to
 whole blocks, so that the last inputs of all are an aligned piece of memory.
+
+In half precision the factors of products are rounded to it, but for the tails that variances lose: there a kernel is
+the sum of two such numbers, and what comes out is float32, as the difference may be small.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .correlation_triton import BLOCK, correlation
-from .spectra import Timeline
 from .statistics import running_total
 from .toeplitz_triton import conv
 
@@ -41,9 +43,8 @@ def _rows(x: Tensor) -> Tensor:
 class _Direction:
     """The input in one direction's own time, and that direction's kernels (nb, C, l), delayed by one if reversed."""
 
-    def __init__(self, line: Timeline, rows: Tensor, kernels: Sequence[Tensor], branches: slice) -> None:
-        self.line, self.rows, self.branches, self.delay = line, rows, branches, int(line.reverse)
-        L = line.x.shape[-1]
+    def __init__(self, rows: Tensor, L: int, reverse: bool, kernels: Sequence[Tensor], branches: slice) -> None:
+        self.rows, self.branches, self.delay = rows, branches, int(reverse)
         self.sizes = [k.shape[1] for k in kernels]
         self.lengths = [min(self.delay + size, L) for size in self.sizes]
         C, longest = rows.shape[1], _blocks(max(self.lengths))
@@ -66,7 +67,7 @@ class _Direction:
         """Return R * k_b for a group's kernels, where they are."""
         k = self.own(group)
         n = min(k.shape[-1], R.shape[1])
-        return conv(k, torch.cat([R[:, 1:n].flip(1), R[:, :n]], 1), n - 1, None, False)
+        return conv(k, torch.cat([R[:, 1:n].flip(1), R[:, :n]], 1), n - 1)
 
     def last(self, group: slice) -> tuple[Tensor, Tensor]:
         """Return the last inputs that a group's outputs past the end need, and its kernels, (g C, n + 1).
@@ -88,20 +89,19 @@ class _Direction:
 class Products:
     """What forward and backward share."""
 
-    def __init__(self, u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: Sequence[int], forwards: int) -> None:
+    def __init__(self, u: Tensor, packed: Tensor, sizes: Sequence[int], forwards: int) -> None:
         self.u, self.L = u, u.shape[-1]
         self.behind = min(max(sizes[:forwards], default=1), self.L)
         self.ahead = min(max(sizes[forwards:], default=0), self.L - 1)
         self.rows = _rows(u)
-        self.R = correlation(self.rows, self.rows, 0, self.L)
+        self.R = correlation(self.rows, self.rows, 0, max(self.behind, self.ahead + 1))
         kernels = packed.float().split(list(sizes), 1)
         both = (False, slice(forwards)), (True, slice(forwards, len(sizes)))
         self.directions = []
         for reverse, branches in both:
             if kernels[branches]:
-                line = Timeline(u, reverse, lengths)
-                rows = _rows(line.moved(u)) if reverse or lengths is not None else self.rows
-                self.directions.append(_Direction(line, rows, kernels[branches], branches))
+                rows = _rows(u.flip(-1)) if reverse else self.rows
+                self.directions.append(_Direction(rows, self.L, reverse, kernels[branches], branches))
 
     def moments(self) -> Tensor:
         """Sum and sum of squares of every branch's output, (2, nb, C)."""
@@ -112,14 +112,14 @@ class Products:
             for group in direction.groups:
                 energy[group] = (direction.own(group) * direction.around(group, self.R)).sum(-1)
                 if max(direction.lengths[group]) > 1:
-                    tail = _past_the_end(*direction.last(group))
+                    tail = _exact(*direction.last(group))
                     energy[group] -= correlation(tail, tail, 0, 1).view_as(energy[group])
             found.append(torch.stack([sums, energy]))
         return torch.cat(found, 1)
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
         """Return y."""
-        y = conv(self.rows, self.merged(scale, skip), self.ahead, shift, False)
+        y = conv(self.rows, self.merged(scale, skip), self.ahead, shift)
         return torch.empty_like(self.u).copy_(self._cut(y))
 
     def seen(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,7 +135,7 @@ class Products:
 
     def pulled(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the kernels, side by side, for dc_b = s_b g - a_b - q_b c_b."""
-        du = self._cut(conv(self.g, self.merged(s, skip).flip(1), self.behind - 1, None, False)).float()
+        du = self._cut(conv(self.g, self.merged(s, skip).flip(1), self.behind - 1, dtype=torch.float32))
         dkernels, even = [], self.R.new_zeros(self.R.shape)
         for x, direction in zip(self.own, self.directions, strict=True):
             k, of = direction.kernels, direction.branches
@@ -149,18 +149,19 @@ class Products:
                 dk[group, :, : own.shape[-1]] -= q_b[group] * direction.around(group, self.R)
                 if max(direction.lengths[group]) > 1:
                     self._pull_tails(direction, group, q_b[group], extra, dk)
-            du += direction.line.moved(self._cut(extra), -1)
+            du += self._cut(extra).flip(-1) if direction.delay else self._cut(extra)
             dkernels.append(direction.side_by_side(dk))
         both = torch.cat([even[:, 1:].flip(1), even], 1)
-        du -= self._cut(conv(self.rows, both, self.L - 1, None, False))
+        du -= self._cut(conv(self.rows, both, even.shape[1] - 1, dtype=torch.float32))
         return torch.empty_like(self.u).copy_(du), torch.cat(dkernels, 1)
 
     def _pull_tails(self, direction: _Direction, group: slice, q: Tensor, extra: Tensor, dk: Tensor) -> None:
         """Add to the gradients of the input and of a group's kernels what outputs past the end did not have."""
         x, k = direction.last(group)
-        tail, n = _past_the_end(x, k), x.shape[-1]
-        back = conv(tail, (q.flatten(0, 1) * k).flip(1), 0, None, False)
-        extra[..., extra.shape[-1] - n :] += back.unflatten(1, (-1, dk.shape[1])).float().sum(1)
+        n = x.shape[-1]
+        tail = conv(x, k, n)
+        back = conv(tail, (q.flatten(0, 1) * k).flip(1), 0, dtype=torch.float32)
+        extra[..., extra.shape[-1] - n :] += back.unflatten(1, (-1, dk.shape[1])).sum(1)
         kept = min(n + 1, dk.shape[-1])
         dk[group, :, 1:kept] += q * correlation(tail, x, 1 - n, 1).unflatten(0, (-1, dk.shape[1]))[..., : kept - 1]
 
@@ -182,6 +183,10 @@ class Products:
         return rows[..., rows.shape[-1] - self.L :]
 
 
-def _past_the_end(x: Tensor, kernels: Tensor) -> Tensor:
-    """Return the outputs past the end, (B, g C, n), of what `_Direction.last` gives."""
-    return conv(x, kernels, x.shape[-1], None, False)
+def _exact(x: Tensor, kernels: Tensor) -> Tensor:
+    """Return the outputs past the end, (B, g C, n), of what `_Direction.last` gives, in float32."""
+    n = x.shape[-1]
+    if x.dtype == torch.float32:
+        return conv(x, kernels, n)
+    high = kernels.to(x.dtype).float()
+    return conv(x, high, n, dtype=torch.float32) + conv(x, kernels - high, n, dtype=torch.float32)
