@@ -50,7 +50,18 @@ def bench(tmp_path, *argv):
 def check_record(found, name):
     assert found["benchmark"] == name
     assert found["command"].startswith(f"mrconv bench {name}")
-    assert {"hardware", "threads", "python", "torch", "triton", "cuda", "mrconv", "dtype", "rounds"} <= found.keys()
+    assert {
+        "hardware",
+        "threads",
+        "python",
+        "torch",
+        "triton",
+        "cuda",
+        "mrconv",
+        "revision",
+        "dtype",
+        "rounds",
+    } <= found.keys()
     assert found["copy_bytes_per_s"] > 0
     for row in found["rows"]:
         for each in PASSES:

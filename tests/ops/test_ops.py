@@ -180,7 +180,7 @@ OPCHECKS = {
         True,
         False,
     ),
-    "branch_sum": lambda: (
+    "dense_branch_sum": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 9, requires_grad=True),
         torch.randn(3, 3, requires_grad=True),

@@ -98,4 +98,4 @@ def test_op_is_registered_correctly():
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     arguments = (u, kernel, weight, skip, skip, None, [3, 4], 1, 1e-5, False, "products")
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.mrconv.branch_sum.default, arguments, test_utils=checks)
+    torch.library.opcheck(torch.ops.mrconv.dense_branch_sum.default, arguments, test_utils=checks)

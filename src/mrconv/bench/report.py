@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import mrconv
+from mrconv.revision import revision
 
 from .options import PASSES
 from .timing import MEMORY, Result
@@ -89,6 +90,7 @@ def record(benchmark: str, command: str, device: str, dtype: str, rounds: int, b
         "device": device,
         "threads": torch.get_num_threads(),
         "mrconv": mrconv.__version__,
+        "revision": revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),

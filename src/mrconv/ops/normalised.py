@@ -99,7 +99,7 @@ def _normalised(
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
     packed = torch.cat(kernels, 1)
-    return _branch_sum(u, packed, weight, skip, bias, lengths, sizes, len(forward), eps, sync, way)
+    return _branch_sum(u, packed, weight, skip, bias, lengths, sizes, len(forward), eps, sync, way)[:4]
 
 
 @dataclass
@@ -315,17 +315,28 @@ class _Plan:
         return kernel[:, self.ahead :]
 
 
+def lags_seen(sizes: Sequence[int], forwards: int) -> int:
+    """Return how many lags, from 0 on, kernels of these sizes see of the input's autocorrelation."""
+    return max([1, *sizes[:forwards], *(size + 1 for size in sizes[forwards:])])
+
+
 def _plan(
-    u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: list[int], forwards: int, way: str
+    u: Tensor,
+    packed: Tensor,
+    lengths: Tensor | None,
+    sizes: list[int],
+    forwards: int,
+    way: str,
+    correlated: Tensor | None = None,
 ) -> _Plan | Products:
     if way == "products":
         from .products import Products
 
-        return Products(u, packed, sizes, forwards)
+        return Products(u, packed, sizes, forwards, correlated)
     return _Plan(u, packed, lengths, sizes, forwards, way == "triton")
 
 
-@torch.library.custom_op("mrconv::branch_sum", mutates_args=())
+@torch.library.custom_op("mrconv::dense_branch_sum", mutates_args=())
 def _branch_sum(
     u: Tensor,
     packed: Tensor,
@@ -338,14 +349,15 @@ def _branch_sum(
     eps: float,
     sync: bool,
     way: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     plan = _plan(u, packed, lengths, sizes, forwards, way)
     mean, var, count = mean_and_variance(plan.moments(), valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
-    return plan.output(scale, skip, shifted(bias, scale, mean)), mean, var, count
+    y = plan.output(scale, skip, shifted(bias, scale, mean))
+    return y, mean, var, count, u.new_empty(0) if isinstance(plan, _Plan) else plan.R
 
 
-@torch.library.custom_op("mrconv::branch_sum_backward", mutates_args=())
+@torch.library.custom_op("mrconv::dense_branch_sum_backward", mutates_args=())
 def _branch_sum_backward(
     grad: Tensor,
     u: Tensor,
@@ -357,13 +369,14 @@ def _branch_sum_backward(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
+    correlated: Tensor,
     sizes: list[int],
     forwards: int,
     eps: float,
     sync: bool,
     way: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    plan = _plan(u, packed, lengths, sizes, forwards, way)
+    plan = _plan(u, packed, lengths, sizes, forwards, way, correlated)
     inner, g_sum, dskip = plan.seen(grad)
     dweight, s, q, a = normalised_backward(inner, g_sum, weight, mean, var, count, eps, sync)
     du, dkernels = plan.pulled(s, q, a, skip)
@@ -427,11 +440,14 @@ def _pull_back(
 def _(u, packed, weight, skip, bias, lengths, sizes, forwards, eps, sync, way):  # type: ignore[no-untyped-def]
     dtype = compute_dtype(u, packed)
     mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
-    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
+    correlated = (
+        u.new_empty(u.shape[1], lags_seen(sizes, forwards), dtype=dtype) if way == "products" else u.new_empty(0)
+    )
+    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype), correlated
 
 
 @_branch_sum_backward.register_fake
-def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync, way):  # type: ignore[no-untyped-def]
+def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, correlated, sizes, forwards, eps, sync, way):  # type: ignore[no-untyped-def]
     return torch.empty_like(u), *twins(packed, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
 
 

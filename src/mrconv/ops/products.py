@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .correlation_triton import BLOCK, correlation
+from .normalised import lags_seen
 from .statistics import running_total
 from .toeplitz_triton import conv
 
@@ -89,12 +90,16 @@ class _Direction:
 class Products:
     """What forward and backward share."""
 
-    def __init__(self, u: Tensor, packed: Tensor, sizes: Sequence[int], forwards: int) -> None:
+    def __init__(
+        self, u: Tensor, packed: Tensor, sizes: Sequence[int], forwards: int, correlated: Tensor | None = None
+    ) -> None:
         self.u, self.L = u, u.shape[-1]
         self.behind = min(max(sizes[:forwards], default=1), self.L)
         self.ahead = min(max(sizes[forwards:], default=0), self.L - 1)
         self.rows = _rows(u)
-        self.R = correlation(self.rows, self.rows, 0, max(self.behind, self.ahead + 1))
+        if correlated is None:
+            correlated = correlation(self.rows, self.rows, 0, lags_seen(sizes, forwards)).contiguous()
+        self.R = correlated
         kernels = packed.float().split(list(sizes), 1)
         both = (False, slice(forwards)), (True, slice(forwards, len(sizes)))
         self.directions = []

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from ..hub import MODEL as MODEL
 from ..hub import Model
 from ..hub import read_json as read_json
 from ..hub import saved_model as saved_model
+from ..revision import revision
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
@@ -88,24 +88,6 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         **versions,
     }
-
-
-def revision() -> str | None:
-    """Return the git revision of the code that runs, with a + if it was changed since; None if it is not in git.
-
-    Where the code was copied to without its history, MRCONV_REVISION tells it.
-    """
-    if told := os.environ.get("MRCONV_REVISION"):
-        return told
-    folder = Path(mrconv.__file__).parent
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"],
-            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
 
 
 def command() -> str:
