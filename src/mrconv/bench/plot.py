@@ -23,7 +23,6 @@ COMPARED = {"training": "forward and backward", "inference": "inference"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#555555", "#cc79a7", "#e69f00")
 MARKERS = "osD^vP"
 STYLES = ("-", "--", ":")
-HOW = {"ms": "op by op", "graph_ms": "CUDA graph", "compile_ms": "compiled", "compile_graph_ms": "both"}
 OURS = {
     "ours": "mrconv",
     "merged": "mrconv, merged",
@@ -94,7 +93,7 @@ def plot_compare(found: Mapping[str, Any], path: Path) -> None:
         handles, labels = parts[1].axes[0].get_legend_handles_labels()
         parts[1].legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
     results = [result for row in found["rows"] for name in passes for result in row[name].values()]
-    ways = [title for way, title in HOW.items() if any(result.get(way) is not None for result in results)]
+    ways = [title for way, title in SPEEDS.items() if any(result.get(way) is not None for result in results)]
     how = ways[0] if len(ways) == 1 else f"the fastest of {', '.join(ways)}"
     figure.suptitle(
         f"The same block with each mixer on {found['hardware']}, {found['dtype']}, {how}", fontsize="medium"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -102,6 +102,16 @@ def _normalised(
     return _branch_sum(u, packed, weight, skip, bias, lengths, sizes, len(forward), eps, sync, way)[:4]
 
 
+def grouped(sizes: Sequence[int], L: int) -> list[slice]:
+    """Return slices of branches that had better go together: no more than a quarter of the input, all of one size."""
+    members, first = [], 0
+    for i in range(len(sizes)):
+        if i + 1 == len(sizes) or (i + 2 - first) * sizes[i + 1] > L // 4:
+            members.append(slice(first, i + 1))
+            first = i + 1
+    return members
+
+
 @dataclass
 class _Group:
     """Some branches of one direction: their places in it, their kernels (g, C, l), and the length of their FFTs."""
@@ -128,11 +138,7 @@ class _Direction:
         self.running = running_total(by.total(line)).flip(1).to(by.dtype)  # S[L-1], S[L-2], ..., (C, L)
         self.sizes = [k.shape[1] for k in kernels]
         lengths = [min(self.delay + size, L) for size in self.sizes]
-        members, first = [], 0
-        for i in range(len(kernels)):
-            if i + 1 == len(kernels) or (i + 2 - first) * self.sizes[i + 1] > L // 4:
-                members.append(slice(first, i + 1))
-                first = i + 1
+        members = grouped(self.sizes, L)
         ffts = [by.fast_length(2 * max(lengths[each]) - 1 - self.delay) for each in members]
         short = len(members)
         while short and ffts[short - 1] == n and line.ends is None:
@@ -164,7 +170,11 @@ class _Direction:
         """Return tensors like the parts' kernels as the kernels came."""
         rows = [row for part in parts for row in part]
         found = [row[:, self.delay : self.delay + size] for row, size in zip(rows, self.sizes, strict=True)]
-        return torch.cat([_filled(x, size) for x, size in zip(found, self.sizes, strict=True)], 1)
+        return side_by_side(found, self.sizes)
+
+    def totals(self, scale: Tensor) -> Iterator[Tensor]:
+        """Yield the scaled kernels (nb, C, 1) x (nb, C, l), added up part by part."""
+        return ((scale[part.members] * part.kernels).sum(0) for part in self.parts)
 
     def past_the_end(self, group: _Group, weights: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield some sequences at a time, the spectrum of their last l - 1 inputs, and the outputs past the end.
@@ -189,9 +199,10 @@ class _Direction:
         return torch.conj_physical(spectrum) if self.line.reverse else spectrum
 
 
-def _filled(x: Tensor, size: int) -> Tensor:
-    """Return x (C, <= size) with zeros behind."""
-    return x if x.shape[1] == size else F.pad(x, (0, size - x.shape[1]))
+def side_by_side(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Return rows (C, <= size) as one, each with zeros behind."""
+    missing = [size - row.shape[1] for row, size in zip(rows, sizes, strict=True)]
+    return torch.cat([F.pad(row, (0, n)) if n else row for row, n in zip(rows, missing, strict=True)], 1)
 
 
 def _circular(half: Tensor, n: int) -> Tensor:
@@ -203,16 +214,50 @@ def _square(spectrum: Tensor) -> Tensor:
     return spectrum.real.square() + spectrum.imag.square()
 
 
-class _Plan:
+class Reach:
+    """How far kernels reach, and what that makes of one that holds all; a plan has `directions` that give `totals`.
+
+    A direction has its `branches` among all, and a `delay` of one if it runs in reversed time.
+    """
+
+    directions: Sequence[Any]
+
+    def __init__(self, L: int, sizes: Sequence[int], forwards: int) -> None:
+        self.L = L
+        self.behind = min(max(sizes[:forwards], default=1), L)
+        self.ahead = min(max(sizes[forwards:], default=0), L - 1)
+
+    def k_rep(self, scale: Tensor, skip: Tensor | None) -> Tensor:
+        """Return the sum of all kernels and the skip, (C, ahead + behind)."""
+        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
+        for direction in self.directions:
+            for total in direction.totals(scale[direction.branches, :, None]):
+                if direction.delay:
+                    n = min(total.shape[1] - 1, self.ahead)
+                    k_rep[:, self.ahead - n : self.ahead] += total[:, 1 : n + 1].flip(1)
+                else:
+                    n = min(total.shape[1], self.behind)
+                    k_rep[:, self.ahead : self.ahead + n] += total[:, :n]
+        if skip is not None:
+            k_rep[:, self.ahead] += skip
+        return k_rep
+
+    def seen_by(self, direction: Any, kernel: Tensor) -> Tensor:
+        """Return what of a kernel over lags -ahead .. behind - 1 is one direction's, in its time."""
+        if direction.delay:
+            return F.pad(kernel[:, : self.ahead].flip(1), (1, 0))
+        return kernel[:, self.ahead :]
+
+
+class _Plan(Reach):
     """What forward and backward share: the input's spectrum and power, and both directions."""
 
     def __init__(
         self, u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: Sequence[int], forwards: int, triton: bool
     ) -> None:
         dtype = compute_dtype(u, packed)
-        self.by, self.u, self.L = engine(dtype, triton), u, u.shape[-1]
-        self.behind = min(max(sizes[:forwards], default=1), self.L)
-        self.ahead = min(max(sizes[forwards:], default=0), self.L - 1)
+        super().__init__(u.shape[-1], sizes, forwards)
+        self.by, self.u = engine(dtype, triton), u
         self.n = self.by.fast_length(2 * self.L)
         self.spectrum = self.by.spectrum(Timeline(u), self.n)
         self.power = self.by.power(self.spectrum)  # (C, n / 2 + 1)
@@ -295,24 +340,7 @@ class _Plan:
 
     def merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
         """Spectrum of k_rep over n."""
-        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
-        for direction in self.directions:
-            own = scale[direction.branches, :, None]
-            for part in direction.parts:
-                total = (own[part.members] * part.kernels).sum(0)
-                if direction.delay:
-                    k_rep[:, self.ahead - part.length + 1 : self.ahead] += total[:, 1:].flip(1)
-                else:
-                    k_rep[:, self.ahead : self.ahead + part.length] += total
-        if skip is not None:
-            k_rep[:, self.ahead] += skip
-        return self.by.kernels(k_rep / self.n, self.n)
-
-    def seen_by(self, direction: _Direction, kernel: Tensor) -> Tensor:
-        """Return what of a kernel over lags -ahead .. behind - 1 is one direction's, in its time."""
-        if direction.delay:
-            return F.pad(kernel[:, : self.ahead].flip(1), (1, 0))
-        return kernel[:, self.ahead :]
+        return self.by.kernels(self.k_rep(scale, skip) / self.n, self.n)
 
 
 def lags_seen(sizes: Sequence[int], forwards: int) -> int:

@@ -15,14 +15,14 @@ the sum of two such numbers, and what comes out is float32, as the difference ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .correlation_triton import BLOCK, correlation
-from .normalised import lags_seen
+from .normalised import Reach, grouped, lags_seen, side_by_side
 from .statistics import running_total
 from .toeplitz_triton import conv
 
@@ -41,6 +41,11 @@ def _rows(x: Tensor) -> Tensor:
     return rows
 
 
+def _even(half: Tensor) -> Tensor:
+    """Return a kernel (C, 2 l - 1) that is the same to both sides, given at lags 0 .. l - 1."""
+    return torch.cat([half[:, 1:].flip(1), half], 1)
+
+
 class _Direction:
     """The input in one direction's own time, and that direction's kernels (nb, C, l), delayed by one if reversed."""
 
@@ -54,11 +59,7 @@ class _Direction:
             row[:, self.delay : length] = k[:, : length - self.delay]
         total = running_total(rows.sum(0, dtype=torch.float64))
         self.running = total.flip(1)[:, :longest].float()  # S[L-1], S[L-2], ..., (C, l)
-        self.groups, first = [], 0
-        for i in range(len(kernels)):
-            if i + 1 == len(kernels) or (i + 2 - first) * self.lengths[i + 1] > L // 4:
-                self.groups.append(slice(first, i + 1))
-                first = i + 1
+        self.groups = grouped(self.sizes, L)
 
     def own(self, group: slice) -> Tensor:
         """Return a group's kernels, no longer than they are."""
@@ -68,7 +69,7 @@ class _Direction:
         """Return R * k_b for a group's kernels, where they are."""
         k = self.own(group)
         n = min(k.shape[-1], R.shape[1])
-        return conv(k, torch.cat([R[:, 1:n].flip(1), R[:, :n]], 1), n - 1)
+        return conv(k, _even(R[:, :n]), n - 1)
 
     def last(self, group: slice) -> tuple[Tensor, Tensor]:
         """Return the last inputs that a group's outputs past the end need, and its kernels, (g C, n + 1).
@@ -84,19 +85,21 @@ class _Direction:
     def side_by_side(self, rows: Tensor) -> Tensor:
         """Return a tensor like the kernels as they came."""
         found = [row[:, self.delay : length] for row, length in zip(rows, self.lengths, strict=True)]
-        return torch.cat([F.pad(x, (0, size - x.shape[1])) for x, size in zip(found, self.sizes, strict=True)], 1)
+        return side_by_side(found, self.sizes)
+
+    def totals(self, scale: Tensor) -> Iterator[Tensor]:
+        """Yield the scaled kernels, added up."""
+        yield (scale * self.kernels).sum(0)
 
 
-class Products:
+class Products(Reach):
     """What forward and backward share."""
 
     def __init__(
         self, u: Tensor, packed: Tensor, sizes: Sequence[int], forwards: int, correlated: Tensor | None = None
     ) -> None:
-        self.u, self.L = u, u.shape[-1]
-        self.behind = min(max(sizes[:forwards], default=1), self.L)
-        self.ahead = min(max(sizes[forwards:], default=0), self.L - 1)
-        self.rows = _rows(u)
+        super().__init__(u.shape[-1], sizes, forwards)
+        self.u, self.rows = u, _rows(u)
         if correlated is None:
             correlated = correlation(self.rows, self.rows, 0, lags_seen(sizes, forwards)).contiguous()
         self.R = correlated
@@ -124,7 +127,7 @@ class Products:
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
         """Return y."""
-        y = conv(self.rows, self.merged(scale, skip), self.ahead, shift)
+        y = conv(self.rows, self.k_rep(scale, skip), self.ahead, shift)
         return torch.empty_like(self.u).copy_(self._cut(y))
 
     def seen(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,14 +136,14 @@ class Products:
         dk_rep = correlation(self.g, self.rows, -self.ahead, self.behind)
         self.own = []
         for direction in self.directions:
-            here = F.pad(dk_rep[:, : self.ahead].flip(1), (1, 0)) if direction.delay else dk_rep[:, self.ahead :]
+            here = self.seen_by(direction, dk_rep)
             self.own.append(F.pad(here, (0, direction.kernels.shape[-1] - here.shape[1])))
         inner = [(x * d.kernels).sum(-1) for x, d in zip(self.own, self.directions, strict=True)]
         return torch.cat(inner), self.g.sum((0, 2), dtype=torch.float64).float(), dk_rep[:, self.ahead]
 
     def pulled(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the kernels, side by side, for dc_b = s_b g - a_b - q_b c_b."""
-        du = self._cut(conv(self.g, self.merged(s, skip).flip(1), self.behind - 1, dtype=torch.float32))
+        du = self._cut(conv(self.g, self.k_rep(s, skip).flip(1), self.behind - 1, dtype=torch.float32))
         dkernels, even = [], self.R.new_zeros(self.R.shape)
         for x, direction in zip(self.own, self.directions, strict=True):
             k, of = direction.kernels, direction.branches
@@ -152,12 +155,11 @@ class Products:
                 own, n = direction.own(group), max(direction.lengths[group])
                 even[:, :n] += correlation(q_b[group] * own, own, 0, n)
                 dk[group, :, : own.shape[-1]] -= q_b[group] * direction.around(group, self.R)
-                if max(direction.lengths[group]) > 1:
+                if n > 1:
                     self._pull_tails(direction, group, q_b[group], extra, dk)
             du += self._cut(extra).flip(-1) if direction.delay else self._cut(extra)
             dkernels.append(direction.side_by_side(dk))
-        both = torch.cat([even[:, 1:].flip(1), even], 1)
-        du -= self._cut(conv(self.rows, both, even.shape[1] - 1, dtype=torch.float32))
+        du -= self._cut(conv(self.rows, _even(even), even.shape[1] - 1, dtype=torch.float32))
         return torch.empty_like(self.u).copy_(du), torch.cat(dkernels, 1)
 
     def _pull_tails(self, direction: _Direction, group: slice, q: Tensor, extra: Tensor, dk: Tensor) -> None:
@@ -169,19 +171,6 @@ class Products:
         extra[..., extra.shape[-1] - n :] += back.unflatten(1, (-1, dk.shape[1])).sum(1)
         kept = min(n + 1, dk.shape[-1])
         dk[group, :, 1:kept] += q * correlation(tail, x, 1 - n, 1).unflatten(0, (-1, dk.shape[1]))[..., : kept - 1]
-
-    def merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
-        """Return k_rep, (C, ahead + behind)."""
-        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
-        for direction in self.directions:
-            total = (scale[direction.branches, :, None] * direction.kernels).sum(0)
-            if direction.delay:
-                k_rep[:, : self.ahead] += total[:, 1 : 1 + self.ahead].flip(1)
-            else:
-                k_rep[:, self.ahead :] += total[:, : self.behind]
-        if skip is not None:
-            k_rep[:, self.ahead] += skip
-        return k_rep
 
     def _cut(self, rows: Tensor) -> Tensor:
         """Return rows without the zeros in front."""
