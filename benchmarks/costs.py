@@ -10,7 +10,6 @@ for that kind of device; the others stay.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import platform
 import time
@@ -46,21 +45,21 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
     kernels = branches(L, device)
     weight = torch.ones(len(kernels), CHANNELS, device=device)
 
-    def dense(branch_sum: Callable[..., Any], both: bool) -> Run:
+    def spectral(both: bool) -> Run:
         own, w = kernels * (1 + both), torch.cat([weight] * (1 + both))
         n = len(kernels)
 
         def step(u: Tensor, w: Tensor, *own: Tensor) -> Tensor:
-            return branch_sum(u, own[:n], own[n:], w)[0]
+            return ops.spectral_branch_sum(u, own[:n], own[n:], w, backend=backend)[0]
 
         return stepped(step, u, w, *own)
 
     kernel = torch.randn(CHANNELS, L, device=device) / L**0.5
     found: dict[str, Run] = {
         "fft": lambda: ops.fft_conv(u.detach(), kernel, backend=backend),
+        "spectral": spectral(False),
+        "spectral both ways": spectral(True),
     }
-    by_fft = functools.partial(ops.spectral_branch_sum, backend=backend)
-    found |= {"spectral": dense(by_fft, False), "spectral both ways": dense(by_fft, True)}
     if backend == "triton":
         heights = torch.randn(len(kernels), CHANNELS, device=device)
         widths = [k.shape[1] for k in kernels]
@@ -76,8 +75,6 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
         found["windows"] = stepped(lambda u, h, w: ops.window_branch_sum(u, h, widths, w)[0], u, heights, weight)
         if (16384 if u.element_size() == 2 else 4096) >= L:
             found["toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
-            found["products"] = dense(ops.product_branch_sum, False)
-            found["products both ways"] = dense(ops.product_branch_sum, True)
     return found
 
 

@@ -346,12 +346,10 @@ class MRConv(Streams, IntegerBuffers):
         total = torch.stack([branches.reference(wide, mask, rate) for branches in self._directions()]).sum(0)
         return total.to(x.dtype)
 
-    def _wave_choice(self, x: Tensor, rate: float, padded: bool = False) -> ops.Choice:
+    def _wave_choice(self, x: Tensor, rate: float) -> ops.Choice:
         """Choose whether to train the branches as waves, if that is what they are."""
         modes = 0 if self.bidirectional else self._directions()[0].wave_modes(rate)
-        if not modes:
-            return ops.Choice("", False, {})
-        return ops.choose_wave_sum(x, modes, self.l_max, self._backend, padded)
+        return ops.choose_wave_sum(x, modes, self.l_max, self._backend) if modes else ops.Choice("", False, {})
 
     @property
     def _backend(self) -> str:
@@ -371,7 +369,7 @@ class MRConv(Streams, IntegerBuffers):
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         skip = self.D if self.groups == 1 else None
         rest = (torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync)
-        if self._wave_choice(x, rate, lengths is not None).op.endswith("waves"):
+        if self._wave_choice(x, rate).op.endswith("waves"):
             kernel = directions[0].kernel
             widths = [min(n, self.l_max) for n in kernel.lengths]
             y, mean, var, count = ops.mode_branch_sum(x, kernel.waves(), widths, kernel.lengths, *rest)

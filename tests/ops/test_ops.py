@@ -180,7 +180,7 @@ OPCHECKS = {
         True,
         False,
     ),
-    "dense_branch_sum": lambda: (
+    "branch_sum": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),
         torch.randn(3, 9, requires_grad=True),
         torch.randn(3, 3, requires_grad=True),
@@ -191,7 +191,7 @@ OPCHECKS = {
         2,
         1e-5,
         False,
-        "torch",
+        False,
     ),
     "tap_branch_sum": lambda: (
         torch.randn(2, 3, 9, requires_grad=True),

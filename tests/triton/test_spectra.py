@@ -78,5 +78,5 @@ def test_ops_are_registered_correctly():
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
     modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)
-    arguments = (u, kernel, weight, skip, skip, None, [3, 4], 1, 1e-5, False, "triton")
-    torch.library.opcheck(torch.ops.mrconv.dense_branch_sum.default, arguments, test_utils=checks)
+    arguments = (u, kernel, weight, skip, skip, None, [3, 4], 1, 1e-5, False, True)
+    torch.library.opcheck(torch.ops.mrconv.branch_sum.default, arguments, test_utils=checks)

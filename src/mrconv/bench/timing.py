@@ -79,6 +79,8 @@ def attempt(do: Callable[[], T], result: Result, note: str) -> T | None:
     """Return what it returns; if it fails, keep the first line of the error, give memory back and return None."""
     try:
         return do()
+    except torch.OutOfMemoryError:
+        result[note] = "out of memory"
     except Exception as error:
         result[note] = (str(error).strip().splitlines() or [type(error).__name__])[0]
     free()
@@ -145,7 +147,7 @@ def captured(run: Run, pool: Any, side: torch.cuda.Stream) -> Run:
             run()
     except Exception as error:
         torch.cuda.set_stream(stream)  # a capture that fails may leave its own stream current
-        raise RuntimeError(str(error.__context__ or error)) from None
+        raise (error.__context__ or error) from None
     return functools.partial(_replay, graph, run)
 
 

@@ -16,7 +16,7 @@ from .dispatch import (
 )
 from .fft import compute_dtype, fft_conv, fft_conv_reference, kernel_spectrum, per_tap
 from .modes import synthesize, synthesize_reference
-from .normalised import product_branch_sum, spectral_branch_sum
+from .normalised import spectral_branch_sum
 from .spectra import fast_length
 from .statistics import mean_and_variance
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
@@ -44,7 +44,6 @@ __all__ = [
     "merge",
     "mode_branch_sum",
     "per_tap",
-    "product_branch_sum",
     "spectral_branch_sum",
     "synthesize",
     "synthesize_reference",

@@ -9,7 +9,6 @@ serves all lengths.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from .backends import use_triton
 from .constants import integers_on
 from .costs import cost
 from .fft import fft_conv, fft_conv_reference
-from .normalised import product_branch_sum, products_take, spectral_branch_sum
+from .normalised import spectral_branch_sum
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
 from .toeplitz import DTYPES, toeplitz_conv
 from .windows import window_branch_sum
@@ -42,8 +41,6 @@ class Choice:
 def _cheapest(u: Tensor, backend: str, ops: Sequence[str], reach: int, taps: int) -> Choice:
     triton = use_triton(u, backend)
     costs = {op: cost(u, triton, op, reach, taps) for op in ops}
-    measured = {op: price for op, price in costs.items() if price < math.inf}
-    costs = measured or costs
     return Choice(min(costs, key=lambda op: costs[op]), triton, costs)
 
 
@@ -93,8 +90,8 @@ def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:
     return (values.flip(1), lags[::-1]) if lags.step < 0 else (values, lags)
 
 
-def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto", padded: bool = False) -> Choice:
-    """Choose how `branch_sum` runs: "spectral", "products" (on a GPU), "windows" (constant kernels) or "tap sum"."""
+def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto") -> Choice:
+    """Choose how `branch_sum` runs: "spectral", "windows" (constant causal kernels) or "tap sum" (scattered taps)."""
     every = [lags for _, lags in branches if lags]
     least, most = [min(lags) for lags in every], [max(lags) for lags in every]
     ops = []
@@ -104,28 +101,21 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
         ops.append("windows")
     looks_ahead = [low < 0 for low in least]
     if looks_ahead == sorted(looks_ahead) and not any(low < 0 <= high for low, high in zip(least, most, strict=True)):
-        products = not padded and products_take(u, *(values for values, _ in branches))
-        ops += _dense_ops(u, backend, any(looks_ahead), products)
+        ops.append("spectral both ways" if any(looks_ahead) else "spectral")
     return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
 
 
-def _dense_ops(u: Tensor, backend: str, both_ways: bool, products: bool) -> list[str]:
-    """Return what runs dense branches: "spectral" and, on a GPU, "products"; "... both ways" if some look ahead."""
-    names = ["spectral", "products"] if products and use_triton(u, backend) else ["spectral"]
-    return [f"{name} both ways" if both_ways else name for name in names]
-
-
-def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto", padded: bool = False) -> Choice:
-    """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out, as any others.
+def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto") -> Choice:
+    """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out, "spectral".
 
     Waves are taken even where the GPU needs a quarter longer for them: they are a tenth of the kernels to launch.
     """
-    dense = _cheapest(u, backend, _dense_ops(u, backend, False, not padded and products_take(u)), reach, 0)
+    spectral = _cheapest(u, backend, ["spectral"], reach, 0)
     if not use_triton(u, backend):
-        return dense
+        return spectral
     waves = _cheapest(u, backend, [f"{modes} waves"], reach, 0)
-    op = waves.op if waves.costs[waves.op] <= 1.25 * dense.costs[dense.op] else dense.op
-    return Choice(op, True, {**dense.costs, **waves.costs})
+    op = waves.op if waves.costs[waves.op] <= 1.25 * spectral.costs[spectral.op] else spectral.op
+    return Choice(op, True, {**spectral.costs, **waves.costs})
 
 
 def branch_sum(
@@ -146,7 +136,7 @@ def branch_sum(
     lags. mean and var (biased) are each branch's, over `count` elements of all processes if `sync`, and carry no
     gradient.
     """
-    choice = choose_branch_sum(u, branches, backend, lengths is not None)
+    choice = choose_branch_sum(u, branches, backend)
     rest = (weight, skip, bias, lengths, eps, sync)
     if choice.op == "tap sum":
         values, lags = torch.cat([values for values, _ in branches], 1), [lag for _, at in branches for lag in at]
@@ -156,8 +146,6 @@ def branch_sum(
         return window_branch_sum(u, heights, [len(at) for _, at in branches], *rest)
     forwards = next((i for i, (_, lags) in enumerate(branches) if lags and lags[0] < 0), len(branches))
     kernels = [_from_zero(values, lags, i >= forwards) for i, (values, lags) in enumerate(branches)]
-    if choice.op.startswith("products"):
-        return product_branch_sum(u, kernels[:forwards], kernels[forwards:], weight, skip, bias, eps, sync)
     return spectral_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest, backend)
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,9 +28,6 @@ from .backends import use_triton
 from .fft import compute_dtype, refuse_forward_mode, twins, wanted
 from .spectra import Extra, Reals, Timeline, engine
 from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
-
-if TYPE_CHECKING:
-    from .products import Products
 
 
 def spectral_branch_sum(
@@ -52,64 +48,12 @@ def spectral_branch_sum(
     (C, l_b), tap 0 of the backward ones acting on t + 1; weight is (number of them, C), skip and bias are (C,). With
     `sync` the statistics are over all processes. mean and var (biased) carry no gradient.
     """
-    way = "triton" if use_triton(u, backend) else "torch"
-    return _normalised(u, forward, backward, weight, skip, bias, lengths, eps, sync, way)
-
-
-def product_branch_sum(
-    u: Tensor,
-    forward: Sequence[Tensor],
-    backward: Sequence[Tensor],
-    weight: Tensor,
-    skip: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    sync: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what `spectral_branch_sum` does, by products on the tensor cores (`products.py`); by Triton.
-
-    u is float32 or bfloat16; in bfloat16, the factors of products are rounded to it, and sums are float32. There is no
-    padding: of short sequences most would lie past the end, which is too much to take off again.
-    """
-    if not products_take(u, *forward, *backward):
-        found = ", ".join(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in (u, *forward, *backward)))
-        raise TypeError(f"product_branch_sum takes u in float32 or bfloat16 and kernels up to float32, got {found}")
-    use_triton(u, "triton")
-    return _normalised(u, forward, backward, weight, skip, bias, None, eps, sync, "products")
-
-
-def products_take(u: Tensor, *kernels: Tensor) -> bool:
-    """Tell whether `product_branch_sum` computes in their dtypes."""
-    return u.dtype in (torch.float32, torch.bfloat16) and compute_dtype(u, *kernels) == torch.float32
-
-
-def _normalised(
-    u: Tensor,
-    forward: Sequence[Tensor],
-    backward: Sequence[Tensor],
-    weight: Tensor,
-    skip: Tensor | None,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    eps: float,
-    sync: bool,
-    way: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kernels = [*forward, *backward]
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
-    packed = torch.cat(kernels, 1)
-    return _branch_sum(u, packed, weight, skip, bias, lengths, sizes, len(forward), eps, sync, way)[:4]
-
-
-def grouped(sizes: Sequence[int], L: int) -> list[slice]:
-    """Return slices of branches that had better go together: no more than a quarter of the input, all of one size."""
-    members, first = [], 0
-    for i in range(len(sizes)):
-        if i + 1 == len(sizes) or (i + 2 - first) * sizes[i + 1] > L // 4:
-            members.append(slice(first, i + 1))
-            first = i + 1
-    return members
+    return _branch_sum(
+        u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync, use_triton(u, backend)
+    )
 
 
 @dataclass
@@ -138,7 +82,11 @@ class _Direction:
         self.running = running_total(by.total(line)).flip(1).to(by.dtype)  # S[L-1], S[L-2], ..., (C, L)
         self.sizes = [k.shape[1] for k in kernels]
         lengths = [min(self.delay + size, L) for size in self.sizes]
-        members = grouped(self.sizes, L)
+        members, first = [], 0
+        for i in range(len(kernels)):
+            if i + 1 == len(kernels) or (i + 2 - first) * self.sizes[i + 1] > L // 4:
+                members.append(slice(first, i + 1))
+                first = i + 1
         ffts = [by.fast_length(2 * max(lengths[each]) - 1 - self.delay) for each in members]
         short = len(members)
         while short and ffts[short - 1] == n and line.ends is None:
@@ -170,11 +118,7 @@ class _Direction:
         """Return tensors like the parts' kernels as the kernels came."""
         rows = [row for part in parts for row in part]
         found = [row[:, self.delay : self.delay + size] for row, size in zip(rows, self.sizes, strict=True)]
-        return side_by_side(found, self.sizes)
-
-    def totals(self, scale: Tensor) -> Iterator[Tensor]:
-        """Yield the scaled kernels (nb, C, 1) x (nb, C, l), added up part by part."""
-        return ((scale[part.members] * part.kernels).sum(0) for part in self.parts)
+        return torch.cat([_filled(x, size) for x, size in zip(found, self.sizes, strict=True)], 1)
 
     def past_the_end(self, group: _Group, weights: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield some sequences at a time, the spectrum of their last l - 1 inputs, and the outputs past the end.
@@ -199,10 +143,9 @@ class _Direction:
         return torch.conj_physical(spectrum) if self.line.reverse else spectrum
 
 
-def side_by_side(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Return rows (C, <= size) as one, each with zeros behind."""
-    missing = [size - row.shape[1] for row, size in zip(rows, sizes, strict=True)]
-    return torch.cat([F.pad(row, (0, n)) if n else row for row, n in zip(rows, missing, strict=True)], 1)
+def _filled(x: Tensor, size: int) -> Tensor:
+    """Return x (C, <= size) with zeros behind."""
+    return x if x.shape[1] == size else F.pad(x, (0, size - x.shape[1]))
 
 
 def _circular(half: Tensor, n: int) -> Tensor:
@@ -214,50 +157,16 @@ def _square(spectrum: Tensor) -> Tensor:
     return spectrum.real.square() + spectrum.imag.square()
 
 
-class Reach:
-    """How far kernels reach, and what that makes of one that holds all; a plan has `directions` that give `totals`.
-
-    A direction has its `branches` among all, and a `delay` of one if it runs in reversed time.
-    """
-
-    directions: Sequence[Any]
-
-    def __init__(self, L: int, sizes: Sequence[int], forwards: int) -> None:
-        self.L = L
-        self.behind = min(max(sizes[:forwards], default=1), L)
-        self.ahead = min(max(sizes[forwards:], default=0), L - 1)
-
-    def k_rep(self, scale: Tensor, skip: Tensor | None) -> Tensor:
-        """Return the sum of all kernels and the skip, (C, ahead + behind)."""
-        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
-        for direction in self.directions:
-            for total in direction.totals(scale[direction.branches, :, None]):
-                if direction.delay:
-                    n = min(total.shape[1] - 1, self.ahead)
-                    k_rep[:, self.ahead - n : self.ahead] += total[:, 1 : n + 1].flip(1)
-                else:
-                    n = min(total.shape[1], self.behind)
-                    k_rep[:, self.ahead : self.ahead + n] += total[:, :n]
-        if skip is not None:
-            k_rep[:, self.ahead] += skip
-        return k_rep
-
-    def seen_by(self, direction: Any, kernel: Tensor) -> Tensor:
-        """Return what of a kernel over lags -ahead .. behind - 1 is one direction's, in its time."""
-        if direction.delay:
-            return F.pad(kernel[:, : self.ahead].flip(1), (1, 0))
-        return kernel[:, self.ahead :]
-
-
-class _Plan(Reach):
+class _Plan:
     """What forward and backward share: the input's spectrum and power, and both directions."""
 
     def __init__(
         self, u: Tensor, packed: Tensor, lengths: Tensor | None, sizes: Sequence[int], forwards: int, triton: bool
     ) -> None:
         dtype = compute_dtype(u, packed)
-        super().__init__(u.shape[-1], sizes, forwards)
-        self.by, self.u = engine(dtype, triton), u
+        self.by, self.u, self.L = engine(dtype, triton), u, u.shape[-1]
+        self.behind = min(max(sizes[:forwards], default=1), self.L)
+        self.ahead = min(max(sizes[forwards:], default=0), self.L - 1)
         self.n = self.by.fast_length(2 * self.L)
         self.spectrum = self.by.spectrum(Timeline(u), self.n)
         self.power = self.by.power(self.spectrum)  # (C, n / 2 + 1)
@@ -300,71 +209,29 @@ class _Plan(Reach):
             found.append(torch.stack([torch.cat(sums), energy]))
         return torch.cat(found, 1)
 
-    def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
-        """Return y."""
-        y = torch.empty_like(self.u)
-        rows = self.by.inverse(self.by.scale_(self.spectrum, self.merged(scale, skip)), self.n)
-        self.by.output(rows, self.ahead, y, shift)
-        return y
-
-    def seen(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Take in y's gradient g; return sum g c_b (nb, C), sum g (C,) and the gradient of the skip (C,)."""
-        line = Timeline(grad)
-        self.g = self.by.spectrum(line, self.n, at=self.ahead)
-        dk_rep = self.by.taps(self.by.cross(self.spectrum, self.g), self.n)[..., : self.ahead + self.behind]
-        self.own = [self.seen_by(direction, dk_rep) for direction in self.directions]
-        inner = [
-            (x[:, : part.length] * part.kernels).sum(-1)
-            for x, direction in zip(self.own, self.directions, strict=True)
-            for part in direction.parts
-        ]
-        return torch.cat(inner), self.by.total(line).sum(1).to(dk_rep.dtype), dk_rep[:, self.ahead]
-
-    def pulled(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the gradients of u and of the kernels, side by side, for dc_b = s_b g - a_b - q_b c_b."""
-        by, extras, even = self.by, [], torch.zeros_like(self.power)
-        rows, dkernels = by.scale_(self.g, torch.conj_physical(self.merged(s, skip))), []
-        for x, direction in zip(self.own, self.directions, strict=True):
-            of = direction.branches
-            extra, spectrum, dk = _pull_back(self, direction, q[of], a[of], rows)
-            extras.append(extra)
-            even += spectrum
-            for part, each in zip(direction.parts, dk, strict=True):
-                each.addcmul_(s[of][part.members, :, None], x[:, : part.length])
-            dkernels.append(direction.side_by_side(dk))
-        rows = by.add_(rows, self.spectrum, even / self.n)
-        del self.spectrum, self.g
-        du = torch.empty_like(self.u)
-        by.output(by.inverse(rows, self.n), 0, du, extras=extras)
-        return du, torch.cat(dkernels, 1)
-
     def merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
         """Spectrum of k_rep over n."""
-        return self.by.kernels(self.k_rep(scale, skip) / self.n, self.n)
+        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
+        for direction in self.directions:
+            own = scale[direction.branches, :, None]
+            for part in direction.parts:
+                total = (own[part.members] * part.kernels).sum(0)
+                if direction.delay:
+                    k_rep[:, self.ahead - part.length + 1 : self.ahead] += total[:, 1:].flip(1)
+                else:
+                    k_rep[:, self.ahead : self.ahead + part.length] += total
+        if skip is not None:
+            k_rep[:, self.ahead] += skip
+        return self.by.kernels(k_rep / self.n, self.n)
+
+    def seen_by(self, direction: _Direction, kernel: Tensor) -> Tensor:
+        """Return what of a kernel over lags -ahead .. behind - 1 is one direction's, in its time."""
+        if direction.delay:
+            return F.pad(kernel[:, : self.ahead].flip(1), (1, 0))
+        return kernel[:, self.ahead :]
 
 
-def lags_seen(sizes: Sequence[int], forwards: int) -> int:
-    """Return how many lags, from 0 on, kernels of these sizes see of the input's autocorrelation."""
-    return max([1, *sizes[:forwards], *(size + 1 for size in sizes[forwards:])])
-
-
-def _plan(
-    u: Tensor,
-    packed: Tensor,
-    lengths: Tensor | None,
-    sizes: list[int],
-    forwards: int,
-    way: str,
-    correlated: Tensor | None = None,
-) -> _Plan | Products:
-    if way == "products":
-        from .products import Products
-
-        return Products(u, packed, sizes, forwards, correlated)
-    return _Plan(u, packed, lengths, sizes, forwards, way == "triton")
-
-
-@torch.library.custom_op("mrconv::dense_branch_sum", mutates_args=())
+@torch.library.custom_op("mrconv::branch_sum", mutates_args=())
 def _branch_sum(
     u: Tensor,
     packed: Tensor,
@@ -376,16 +243,18 @@ def _branch_sum(
     forwards: int,
     eps: float,
     sync: bool,
-    way: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    plan = _plan(u, packed, lengths, sizes, forwards, way)
+    triton: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    plan = _Plan(u, packed, lengths, sizes, forwards, triton)
     mean, var, count = mean_and_variance(plan.moments(), valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
-    y = plan.output(scale, skip, shifted(bias, scale, mean))
-    return y, mean, var, count, u.new_empty(0) if isinstance(plan, _Plan) else plan.R
+    y = torch.empty_like(u)
+    rows = plan.by.inverse(plan.by.scale_(plan.spectrum, plan.merged(scale, skip)), plan.n)
+    plan.by.output(rows, plan.ahead, y, shifted(bias, scale, mean))
+    return y, mean, var, count
 
 
-@torch.library.custom_op("mrconv::dense_branch_sum_backward", mutates_args=())
+@torch.library.custom_op("mrconv::branch_sum_backward", mutates_args=())
 def _branch_sum_backward(
     grad: Tensor,
     u: Tensor,
@@ -397,19 +266,41 @@ def _branch_sum_backward(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
-    correlated: Tensor,
     sizes: list[int],
     forwards: int,
     eps: float,
     sync: bool,
-    way: str,
+    triton: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    plan = _plan(u, packed, lengths, sizes, forwards, way, correlated)
-    inner, g_sum, dskip = plan.seen(grad)
-    dweight, s, q, a = normalised_backward(inner, g_sum, weight, mean, var, count, eps, sync)
-    du, dkernels = plan.pulled(s, q, a, skip)
-    dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
-    return du, dkernels.to(packed.dtype), dweight, dskip, g_sum
+    plan = _Plan(u, packed, lengths, sizes, forwards, triton)
+    by, line = plan.by, Timeline(grad)
+    g = by.spectrum(line, plan.n, at=plan.ahead)
+    dk_rep = by.taps(by.cross(plan.spectrum, g), plan.n)[..., : plan.ahead + plan.behind]
+    own = [plan.seen_by(direction, dk_rep) for direction in plan.directions]
+    inner = [
+        (x[:, : part.length] * part.kernels).sum(-1)
+        for x, direction in zip(own, plan.directions, strict=True)
+        for part in direction.parts
+    ]
+    g_sum = by.total(line).sum(1).to(dk_rep.dtype)
+    dweight, s, q, a = normalised_backward(torch.cat(inner), g_sum, weight, mean, var, count, eps, sync)
+
+    extras, even, back = [], torch.zeros_like(plan.power), torch.conj_physical(plan.merged(s, skip))
+    rows, dkernels = by.scale_(g, back), []
+    for x, direction in zip(own, plan.directions, strict=True):
+        of = direction.branches
+        extra, spectrum, dk = _pull_back(plan, direction, q[of], a[of], rows)
+        extras.append(extra)
+        even += spectrum
+        for part, each in zip(direction.parts, dk, strict=True):
+            each.addcmul_(s[of][part.members, :, None], x[:, : part.length])
+        dkernels.append(direction.side_by_side(dk))
+    rows = by.add_(rows, plan.spectrum, even / plan.n)
+    del plan.spectrum, g
+    du = torch.empty_like(u)
+    by.output(by.inverse(rows, plan.n), 0, du, extras=extras)
+    dskip = dk_rep[:, plan.ahead].to(weight.dtype).contiguous()
+    return du, torch.cat(dkernels, 1).to(packed.dtype), dweight.to(weight.dtype), dskip, g_sum.to(weight.dtype)
 
 
 def _pull_back(
@@ -465,17 +356,14 @@ def _pull_back(
 
 
 @_branch_sum.register_fake
-def _(u, packed, weight, skip, bias, lengths, sizes, forwards, eps, sync, way):  # type: ignore[no-untyped-def]
+def _(u, packed, weight, skip, bias, lengths, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
     dtype = compute_dtype(u, packed)
     mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
-    correlated = (
-        u.new_empty(u.shape[1], lags_seen(sizes, forwards), dtype=dtype) if way == "products" else u.new_empty(0)
-    )
-    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype), correlated
+    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
 
 
 @_branch_sum_backward.register_fake
-def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, correlated, sizes, forwards, eps, sync, way):  # type: ignore[no-untyped-def]
+def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
     return torch.empty_like(u), *twins(packed, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
 
 

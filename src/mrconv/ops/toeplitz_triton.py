@@ -141,17 +141,10 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
     tl.store(out, total.to(y.dtype.element_ty), real[:, None] & (at < chunks * CHUNK))
 
 
-def conv(
-    u: Tensor,
-    kernel: Tensor,
-    lead: int,
-    bias: Tensor | None = None,
-    gelu: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """y[t] = sum_j kernel[j] u[t + lead - j] + bias, through GELU if asked; in u's memory format, and dtype if None."""
+def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) -> Tensor:
+    """y[t] = sum_j kernel[j] u[t + lead - j] + bias, through GELU if asked, in u's dtype and memory format."""
     B, C, L = u.shape
-    y = torch.empty_like(u, dtype=dtype)
+    y = torch.empty_like(u)
     if u.numel() == 0:
         return y
     tile = TILE_FLOAT32 if u.dtype == torch.float32 else TILE
