@@ -118,7 +118,8 @@ def _bars(axes: Axes, times: Mapping[str, float]) -> None:
     axes.set_yticks(range(len(names)), names)
     for place, ratio in enumerate(speeds):
         end, text = (1.0, "–") if math.isnan(ratio) else (ratio, f"{ratio:.2g}")
-        axes.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        label = axes.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})  # over the line at 1
     axes.axvline(1, color="0.3", linewidth=0.8)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))

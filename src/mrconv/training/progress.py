@@ -19,11 +19,11 @@ class EpochLines(Callback):
     def __init__(self, metric: Score, every: float = 0.5) -> None:
         self.metric, self.every, self.shown = metric, every, 0.0
         self.started = self.epoch_started = time.monotonic()
-        self.first_epoch = self.examples = 0
+        self.first_step = self.examples = 0
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin to count."""
-        self.started, self.first_epoch = time.monotonic(), trainer.current_epoch
+        self.started, self.first_step = time.monotonic(), trainer.global_step
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin to count an epoch."""
@@ -54,7 +54,8 @@ class EpochLines(Callback):
             sys.stderr.write("\r\033[K")
         now, found = time.monotonic(), trainer.callback_metrics
         done = trainer.current_epoch + 1
-        left = (now - self.started) / max(1, done - self.first_epoch) * ((trainer.max_epochs or done) - done)
+        a_step = (now - self.started) / max(1, trainer.global_step - self.first_step)  # since it began or went on
+        left = a_step * ((trainer.max_epochs or done) - done) * int(trainer.num_training_batches)
         parts = [f"epoch {done:>3}/{trainer.max_epochs}", f"loss {float(found['train/loss']):.4f}"]
         for name in ("train", "val", "test"):
             if f"{name}/{self.metric.name}" in found:
