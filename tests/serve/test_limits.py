@@ -219,6 +219,17 @@ def test_requests_that_are_decoded_wait_too(tmp_path, monkeypatch):
     assert asyncio.run(ask()) == [400, 503]
 
 
+def test_requests_that_arrive_wait_too(tmp_path):
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+    with serving(save("text", tmp_path), "--waiting", "1") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.sendall(head)
+            assert server.settles("mrconv_requests_waiting", 1)
+            assert httpx.post(f"{server.url}/predict", json={"text": "abc"}).status_code == 503
+        assert server.settles("mrconv_requests_waiting", 0)
+        assert httpx.post(f"{server.url}/predict", json={"text": "abc"}).status_code == 200
+
+
 def test_memory_stays_where_it_is(text_server):
     def some():
         with httpx.Client(timeout=30) as client:

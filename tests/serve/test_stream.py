@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from mrconv.serve import Served
@@ -258,6 +258,14 @@ def test_clients_that_vanish_leave_no_state(audio_server):
     assert audio_server.settles("process_open_fds", before)
     with connect(audio_server.socket) as stream:
         assert say(stream, b"\0\0")["position"] == 1
+
+
+def test_a_page_of_another_site_is_not_let_in(hasty_server):
+    with pytest.raises(InvalidStatus, match="403"):
+        connect(hasty_server.socket, origin="http://elsewhere.example")
+    with connect(hasty_server.socket, origin=hasty_server.url) as stream:
+        stream.send("{}")
+        assert "error" in json.loads(stream.recv())
 
 
 def test_one_stream_too_many_and_one_too_quiet(hasty_server):

@@ -36,8 +36,8 @@ class Options:
     """How a model is served.
 
     max_body: bytes of a request or of a message of a stream. batch: requests answered together, at most. wait_ms: how
-    long the first of them waits for others. waiting: requests that may be decoded or wait. timeout: seconds for a body
-    to arrive, for an answer, and between two messages of a stream. streams: that may be open.
+    long the first of them waits for others. waiting: requests that may arrive, be decoded or wait. timeout: seconds for
+    a body to arrive, for an answer, and between two messages of a stream. streams: that may be open.
     """
 
     max_body: int = 10_000_000
@@ -93,10 +93,10 @@ def create_app(served: Served, options: Options) -> FastAPI:
     @app.post("/predict")
     async def predict(request: Request) -> Prediction:
         """Answer one input: JSON, a text, a recording or a picture."""
-        content = await received(request, options)
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             with batcher.place():
+                content = await received(request, options)
                 async with asyncio.timeout(options.timeout):
                     rows = await asyncio.to_thread(served.rows, content, media_type)
                     found = await batcher.ask(rows)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -33,6 +34,12 @@ def here(socket: WebSocket) -> None:
         raise WebSocketDisconnect
 
 
+def same_site(socket: WebSocket) -> bool:
+    """Tell whether a browser's page is from here; other programs name no origin."""
+    origin = socket.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == socket.headers.get("host")
+
+
 class Streams:
     """All open streams of a model."""
 
@@ -42,7 +49,10 @@ class Streams:
         self.open = 0
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one, from its first message to its last."""
+        """Serve one, from its first message to its last; a page of another site is not let in (403)."""
+        if not same_site(socket):
+            await socket.close(POLICY_VIOLATION)
+            return
         await socket.accept()
         if self.served.no_stream:
             await self._refuse(socket, POLICY_VIOLATION, self.served.no_stream)
