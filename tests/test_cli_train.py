@@ -130,6 +130,10 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
     shown = capsys.readouterr().out
     assert "kernel: dilated\n" in shown
     assert "seed: 7\n" in shown
+    assert main(["train", "--show", "experiment=listops-base", "mixer=s4d"]) == 0
+    assert "name: listops-base-s4d\n" in capsys.readouterr().out
+    assert main(["train", "--show", "experiment=listops-s4d"]) == 0
+    assert "name: listops-s4d\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,7 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
     [
         (["train", "lrr=1"], "there is no key 'lrr'; did you mean 'lr'?"),
         (["train", "experiment=listop-base"], "near it: listops-base"),
+        (["train", "--show", "mixer=s4e"], "s4e"),
         (["train", "task=text", "data_dir=/nowhere"], "text: none of aclImdb"),
         (["train", "task=folder"], "folder"),
         (["train", "task.length=abc"], "task.length must be a number; got 'abc'"),

@@ -435,8 +435,22 @@ class MRConv(Streams, IntegerBuffers):
             self.lags = torch.zeros_like(lags, device=fresh.device)
 
 
+def _refuse_peers(model: nn.Module, rate: float) -> None:
+    """Refuse another rate where there are mixers that would not keep it."""
+    from .baselines.base import Mixer
+
+    for name, module in model.named_modules():
+        if isinstance(module, Mixer):
+            raise ValueError(
+                f"rate={rate!r}: {name or 'it'} is a {type(module).__name__}, which is not merged at a rate; give the "
+                f"rate to each call of the model instead"
+            )
+
+
 def reparameterize(model: M, rate: float | None = None) -> M:
     """Merge every MRConv of a model in place and put the model in eval mode; returns the model."""
+    if rate not in (None, 1):
+        _refuse_peers(model, rate)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MRConv)}
     for name, layer in layers.items():
         layer.check_mergeable(name or "the layer")

@@ -22,16 +22,28 @@ def check_positive_int(**values: object) -> None:
             raise ValueError(f"{name} must be an integer of at least 1; got {value!r}")
 
 
+def check_count(**values: object) -> None:
+    """Refuse anything but integers from 0 on."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+            raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
+
+
+def positive_pair(name: str, value: float | Sequence[float]) -> tuple[float, float]:
+    """Return a positive number twice, or a pair (min, max) of them."""
+    pair = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(pair) != 2 or not all(isinstance(x, Real) and 0 < x < float("inf") for x in pair):
+        raise ValueError(f"{name} must be a positive number or a pair (min, max) of them; got {value!r}")
+    return float(pair[0]), float(pair[1])
+
+
 def check_decay(decay: float | Sequence[float] | None, combine: str) -> tuple[float, float] | None:
     """Return the decay as (min, max)."""
     if decay is None:
         return None
     if combine != "concat":
         raise ValueError(f"decay needs combine='concat'; got decay={decay!r} with combine={combine!r}")
-    pair = tuple(decay) if isinstance(decay, Sequence) else (decay, decay)
-    if len(pair) != 2 or not all(isinstance(x, Real) and 0 < x < float("inf") for x in pair):
-        raise ValueError(f"decay must be a positive number or a pair (min, max) of them; got {decay!r}")
-    return float(pair[0]), float(pair[1])
+    return positive_pair("decay", decay)
 
 
 def check_rate(rate: float, kernel: str, continuous: bool) -> None:

@@ -1,12 +1,13 @@
 """What all mixers promise: shapes, causality, lengths, gradients, checkpoints, a place in a block."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torch import nn
 
-from mrconv import MRConv, MRConvBlock, param_groups
+from mrconv import MRConv, MRConvBlock, SequenceClassifier, param_groups
 from mrconv.baselines import Mixer, freeze, mixer_class, mixer_names, register_mixer
 from mrconv.baselines.base import KeptKernel
 
@@ -241,3 +242,57 @@ def test_frozen_kernels_are_those_of_the_parameters(name, bidirectional):
         assert made.count(11) == 2
     assert relative(kept_no_more, mixer(u[:, :11]).detach()) < 1e-12
     assert relative(kept_no_more, expected[11]) > 1e-3
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("name", KEEPERS)
+def test_frozen_kernels_do_not_outlive_a_step_of_training(name, mode):
+    mixer = freeze(mixer_class(name)(3, 16, **(OPTIONS.get(name, {}) | DOUBLE)))
+    u = torch.randn(2, 16, 3, **DOUBLE)
+    mixer.train(mode)(u).square().mean().backward()
+    with torch.no_grad():
+        for x in mixer.parameters():
+            x -= 0.5 * x.grad
+        found = mixer.eval()(u)
+    assert relative(found, mixer(u).detach()) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["s4", "s5"])
+def test_streams_as_exactly_under_autocast_as_it_mixes(name):
+    mixer, u = mixer_class(name)(8, 16, d_state=8).eval(), torch.randn(2, 9, 8)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        y, _ = mixer.stream(u, mixer.initial_state(2))
+        assert relative(y, mixer(u)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("s4", {"init": "lin"}, "s4 has no option 'init'"),
+        ("liquid-s4", {"discretization": "zoh"}, "liquid-s4 has no option 'discretization'"),
+        ("s4d", {"d_model": 3}, "s4d has no option 'd_model'"),
+        ("s4d", {"device": "cpu"}, "s4d has no option 'device'"),
+        ("mrhyena", {"kernelsize": 3}, "mrhyena has no option 'kernelsize'; did you mean 'kernel_size'?"),
+        ("mrconv-attention", {"chunks": 3}, "mrconv-attention has no option 'chunks'; did you mean 'chunk'?"),
+        ("mega-chunk", {"options": 1}, "mega-chunk has no option 'options'"),
+        ("ckconv", {"omega": 0}, "omega must be positive; got 0"),
+        ("multiresconv", {"kernel_size": 2.5}, "kernel_size must be an integer of at least 1; got 2.5"),
+        ("sgconv", {"init_scale": 1.5}, "init_scale must be an integer of at least 0; got 1.5"),
+        ("sgconv", {"decay": 0}, "decay must be a positive number or a pair"),
+        ("longconv", {"smooth": 1.5}, "smooth must be an integer of at least 0; got 1.5"),
+    ],
+)
+def test_wrong_options_are_named(name, options, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        MRConvBlock(4, 16, mixer=name, mixer_options=options)
+
+
+def test_a_pair_of_decays_comes_back_from_a_file(tmp_path):
+    options = {"decay": (1.0, 2.0), "kernel_size": 4}
+    model = SequenceClassifier(
+        d_model=4, depth=1, l_max=16, n_classes=2, d_input=1, mixer="sgconv", mixer_options=options
+    )
+    model.save_pretrained(tmp_path)
+    again = SequenceClassifier.from_pretrained(tmp_path)
+    x = torch.randn(2, 16, 1)
+    assert torch.equal(again(x), model.eval()(x))

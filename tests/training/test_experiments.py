@@ -49,6 +49,17 @@ def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypat
     assert json.loads((tmp_path / "other" / "result.json").read_text()) == longer
 
 
+def test_a_peer_is_evaluated_at_another_rate(tmp_path, monkeypatch):
+    experiment, tiny, rates = composed(["experiment=speech-base", "mixer=s4d"]), data("speech"), []
+    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
+    run.train(small(experiment), tmp_path / "run", quiet=True)
+    score = run.score
+    monkeypatch.setattr("mrconv.training.evaluation.score", lambda *given: rates.append(given[-1]) or score(*given))
+    evaluate(tmp_path / "run", ["task.rate=0.5"], device="cpu")
+    assert rates == [0.5]
+
+
 @pytest.mark.parametrize(("name", "count"), [("listops-s4", 815_186), ("listops-liquid-s4", 333_322)])
 def test_peers_have_the_published_sizes(name, count):
     like = dataclasses.replace(data("listops"), length=2048, classes=tuple("0123456789"))

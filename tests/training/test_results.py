@@ -135,6 +135,14 @@ def test_chance_in_the_paper_gives_no_difference():
     assert (line["paper"], line["difference"]) == ("chance", "–")
 
 
+def test_notes_tell_what_is_not_as_a_peer_was_trained():
+    found = result(name="listops-mega", task="listops", epochs=1, examples={"train": 200})
+    assert results.notes(found)[:2] == [
+        "60 epochs in the experiment",
+        "200 training examples, 96,000 in the paper",
+    ]
+
+
 def test_notes_tell_what_is_not_as_in_the_paper():
     found = result(name="text-base", epochs=3, watched="test/accuracy", examples={"train": 60})
     found["config"] |= {"limit_train": 5, "limit_eval": 2, "rate": 0.5}

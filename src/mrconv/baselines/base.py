@@ -6,8 +6,9 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from numbers import Real
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..kernels import resampled
+from ..layer import MRConv
 from ..registry import Registry
 from ..states import MixerState
 from ..streaming import Streams, made
@@ -35,6 +37,12 @@ class Mixer(Streams, nn.Module):
 
     kernel_parameters: ClassVar[tuple[str, ...]] = ()
     """Parameters or submodules that the paper trains with a learning rate of their own and no weight decay."""
+
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Options of the classes above that it sets itself."""
+
+    projects: ClassVar[bool] = False
+    """Whether it consists of projections, and so runs under autocast."""
 
     heads = 1
 
@@ -100,7 +108,8 @@ class Mixer(Streams, nn.Module):
                 f"the state is of {held.shape[0]} sequences on {held.device}; "
                 f"got an input of {u.shape[0]} on {u.device}"
             )
-        return self.run(u, state).to(u.dtype), state
+        with nullcontext() if self.projects else torch.autocast(u.device.type, enabled=False):
+            return self.run(u, state).to(u.dtype), state
 
     def begin(self, batch: int, rate: float) -> MixerState:
         """Return the state before the first input, zero wherever it holds numbers."""
@@ -147,7 +156,10 @@ class Mixer(Streams, nn.Module):
 
 
 class KeptKernel(nn.Module):
-    """A convolution that may keep its kernel for inference; training, gradients and loaded weights do without."""
+    """A convolution that may keep its kernel for inference.
+
+    It lets go of it in training mode, in a pass with gradients and when weights are loaded: parameters change then.
+    """
 
     kept: Tensor | None
 
@@ -162,11 +174,19 @@ class KeptKernel(nn.Module):
 
     def kernel_for(self, lead: int, behind: int, make: Callable[[], Tensor]) -> Tensor:
         """Return so much of the kernel that is kept, or one that is made."""
+        if torch.is_grad_enabled() and self.kept is not None:
+            self.kept = None
         kernel, first = self.kept, self.kept_lead - lead
-        if kernel is None or self.training or torch.is_grad_enabled() or first < 0:
+        if kernel is None or first < 0:
             return make()
         taps = kernel[:, first : self.kept_lead + behind]
         return taps if taps.shape[1] == lead + behind else make()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode."""
+        if mode:
+            self.kept = None
+        return super().train(mode)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.kept = None
@@ -238,8 +258,8 @@ def parameter(x: Tensor, device: Any = None, dtype: torch.dtype | None = None) -
 def freeze(model: M) -> M:
     """Let every mixer keep its kernel for inference, up to l_max, and put the model in eval mode; returns the model.
 
-    As `reparameterize` is for MRConv. Parameters stay: training, gradients, longer inputs and other rates use them. One
-    that is changed otherwise than by training and `load_state_dict` needs another call.
+    As `reparameterize` is for MRConv, for passes under `torch.no_grad`. Parameters stay: training and gradients, which
+    let go of the kernels, longer inputs and other rates use them. After a change by hand, call it again.
     """
     for module in model.modules():
         if isinstance(module, Mixer):
@@ -271,15 +291,21 @@ def make_mixer(
         raise ValueError(f"{name} runs forwards only: bidirectional must be false")
     else:
         given = {}
+    own = known - {"layer"}
+    if "layer" in known:
+        own |= option_names(MRConv)
     for option in options:
-        if option not in known and "layer" not in known:
-            near = difflib.get_close_matches(option, known, 1)
+        if option not in own:
+            near = difflib.get_close_matches(option, own, 1)
             raise ValueError(f"{name} has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return cls(d_model, l_max, **(given | dict(options)), **factory)
 
 
 def option_names(cls: type[nn.Module]) -> set[str]:
-    """Return the names of a class's keywords and, where it passes others on, those of the classes above it."""
+    """Return the names of a class's options and, where it passes others on, those of the classes above it.
+
+    "layer" is one if they go on to an MRConv.
+    """
     found: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base):
@@ -287,4 +313,4 @@ def option_names(cls: type[nn.Module]) -> set[str]:
             found |= set(parameters)
             if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
                 break
-    return found
+    return found - {"self", "d_model", "l_max", "device", "dtype", "options", "factory"} - getattr(cls, "fixed", set())

@@ -57,6 +57,8 @@ class CKConv(ImplicitConvolution):
     ) -> None:
         super().__init__(d_model, l_max, bidirectional, device=device, dtype=dtype)
         check_positive_int(width=width, depth=depth)
+        if not omega > 0:
+            raise ValueError(f"omega must be positive; got {omega!r}")
         self.omega = omega
         sizes = [1, *[width] * (depth - 1), self.directions * d_model]
         self.layers = linear_layers(sizes, device=device, dtype=dtype)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..validation import check_choice, check_fraction
+from ..validation import check_choice, check_count, check_fraction
 from .base import LongConvolution, normal, parameter, register_mixer, wide
 
 
@@ -44,8 +44,9 @@ class LongConv(LongConvolution):
         super().__init__(d_model, l_max, bidirectional, device=device, dtype=dtype)
         check_choice("init", init, ("geometric", "random"))
         check_fraction("kernel_dropout", kernel_dropout)
-        if lam < 0 or smooth < 0:
-            raise ValueError(f"lam and smooth must not be negative; got {lam!r} and {smooth!r}")
+        check_count(smooth=smooth)
+        if lam < 0:
+            raise ValueError(f"lam must not be negative; got {lam!r}")
         self.lam, self.smooth, self.kernel_dropout = lam, smooth, kernel_dropout
         k = normal(self.directions, d_model, l_max) * (0.02 if init == "geometric" else 0.002)
         if init == "geometric":

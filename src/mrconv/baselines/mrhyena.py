@@ -19,7 +19,10 @@ from .transformer import ProjectedMixer
 
 
 class WithMRConv(ProjectedMixer):
-    """A mixer with an MRConv in it, which decides on rates, and merges as it does anywhere else."""
+    """A mixer with an MRConv in it, which merges as it does anywhere else.
+
+    It runs at one rate only: what stands around the MRConv counts in samples.
+    """
 
     def __init__(
         self,
@@ -38,10 +41,7 @@ class WithMRConv(ProjectedMixer):
 
     def begin(self, batch: int, rate: float) -> MixerState:
         """Return the state of the MRConv."""
-        return MixerState(rate, [], conv=self.conv.initial_state(batch, rate=rate))
-
-    def _checked(self, rate: float | None) -> float:
-        return self.conv._checked(rate)
+        return MixerState(rate, [], conv=self.conv.initial_state(batch))
 
 
 @register_mixer("mrhyena")

@@ -48,6 +48,7 @@ class MultiresConv(KeptKernel, Mixer):
     ) -> None:
         super().__init__(d_model, l_max)
         check_choice("tree", tree, ("fading", "uniform"))
+        check_positive_int(kernel_size=kernel_size)
         if kernel_size < 2:
             raise ValueError(f"kernel_size must be at least 2; got {kernel_size!r}")
         if (tree == "uniform") != (memory_size is not None):

@@ -31,6 +31,7 @@ class S4(S4D):
     """
 
     kernel_parameters = (*S4D.kernel_parameters, "P")
+    fixed = frozenset(("init", "discretization"))
 
     def __init__(self, d_model: int, l_max: int, *, d_state: int = 64, **options: Any) -> None:
         super().__init__(d_model, l_max, d_state=d_state, init="legs", discretization="bilinear", **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..kernels import resampled
-from ..validation import check_positive_int
+from ..validation import check_count, check_positive_int, positive_pair
 from .base import LongConvolution, normal, parameter, register_mixer, wide
 
 
@@ -42,7 +43,7 @@ class SGConv(LongConvolution):
         l_max: int,
         *,
         kernel_size: int = 64,
-        decay: float | tuple[float, float] = 2.0,
+        decay: float | Sequence[float] = 2.0,
         init_scale: int = 0,
         bidirectional: bool = False,
         device: torch.device | str | None = None,
@@ -50,15 +51,14 @@ class SGConv(LongConvolution):
     ) -> None:
         super().__init__(d_model, l_max, bidirectional, device=device, dtype=dtype)
         check_positive_int(kernel_size=kernel_size)
-        if init_scale < 0:
-            raise ValueError(f"init_scale must not be negative; got {init_scale!r}")
+        check_count(init_scale=init_scale)
         self.kernel_size = kernel_size
         scales = max(1, 1 + math.ceil(math.log2(l_max / kernel_size)) - init_scale)
         self.factors = [2 ** (max(0, i - 1) + init_scale) for i in range(scales)]
         self.w = nn.ParameterList(
             parameter(normal(self.directions, d_model, kernel_size), device, dtype) for _ in range(scales)
         )
-        low, high = decay if isinstance(decay, tuple) else (decay, decay)
+        low, high = positive_pair("decay", decay)
         like: Any = {"device": self.D.device, "dtype": self.D.dtype}
         self.register_buffer("decay", torch.linspace(low, high, d_model, **like)[:, None])
         self.register_buffer("Z", torch.ones(self.directions, d_model, 1, **like))

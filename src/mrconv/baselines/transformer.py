@@ -20,6 +20,8 @@ class ProjectedMixer(Mixer):
     Autocast stays on, for the projections.
     """
 
+    projects = True
+
     def forward(
         self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
     ) -> Tensor:

@@ -16,8 +16,8 @@ from . import contestants as make
 from . import shapes
 from .model import PRECISION, by_block, matrix_products
 from .options import Options
-from .report import Table, record, write
-from .timing import copy_bandwidth, free, measure
+from .report import Table, record, speed, write
+from .timing import Result, copy_bandwidth, free, measure
 
 LARGE: dict[str, dict[str, Any]] = {"Text": {"channels": 384, "kernel": "fourier+sparse"}, "Image": {"depth": 10}}
 """What differs in the paper's Large models of these shapes."""
@@ -25,7 +25,7 @@ OURS = ("ours", "merged", "large", "large merged")
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Measure all mixers, print a table with S4's time over ours, write and return what was found."""
+    """Measure all mixers, print a table with their speed beside S4's, write and return what was found."""
     names = list(options.mixers or [name for name in mixer_names() if name != "mrconv"])
     for name in names:
         mixer_class(name)
@@ -33,7 +33,7 @@ def run(options: Options) -> dict[str, Any]:
     bandwidth = copy_bandwidth(options.device)
     found = record("compare", options.command, options.device, options.dtype, options.rounds, bandwidth)
     found |= {"precision": PRECISION[options.dtype], "large": LARGE}
-    table = Table([*OURS, *names], ratios=[name for name in ("s4", "attention") if name in names])
+    table = Table([*OURS, *names])
     with matrix_products("high" if options.dtype == "bfloat16" else "highest"):
         for shape in chosen:
             row = one_shape(shape, names, options)
@@ -63,7 +63,18 @@ def one_shape(shape: shapes.ModelShape, names: list[str], options: Options) -> d
             runs, compiled = runs | more, compiled | more_compiled
         with torch._dynamo.config.patch(recompile_limit=64):  # each mixer is another compilation of the same block
             row[each] = measure(runs, options.rounds, options.device, compiled, label=f"{shape.name}, {each}")
+        add_speeds(row[each], shape.batch)
     return row
+
+
+def add_speeds(results: dict[str, Result], batch: int) -> None:
+    """Add each contestant's examples a second by its fastest way, and how often S4's these are."""
+    for result in results.values():
+        result["examples_per_s"] = speed(result, batch) or None
+    of_s4 = results.get("s4", {}).get("examples_per_s")
+    for result in results.values():
+        own = result["examples_per_s"]
+        result["beside_s4"] = own / of_s4 if own and of_s4 else None
 
 
 def _ours(shape: shapes.ModelShape, each: str, prefix: str, options: Options) -> dict[str, nn.Module]:

@@ -23,6 +23,8 @@ WAYS = {
     "compile_ms": "compiled, ms",
     "compile_graph_ms": "both, ms",
     "MiB": "MiB",
+    "examples_per_s": "examples/s",
+    "beside_s4": "speed / S4's",
 }
 
 SPEEDS = {"ms": "eager", "graph_ms": "graph", "compile_ms": "compiled", "compile_graph_ms": "both"}
@@ -51,7 +53,7 @@ class Table:
             for way, unit in WAYS.items():
                 values = {self._column(key): result.get(way) for key, result in results.items()}
                 if any(value is not None for value in values.values()):
-                    fixed = known.get(each, {}) if way != "MiB" else {}
+                    fixed = known.get(each, {}) if way in SPEEDS else {}
                     values |= {key: ms for key, ms in fixed.items() if way == "ms" or key == "floor"}
                     print(f"{name:15s}{title:10s}{unit:13s}" + self._figures(values), flush=True)
                     name = title = ""
@@ -127,5 +129,5 @@ def _processor() -> str:
 
 
 def speed(result: Mapping[str, Any], batch: int, ways: tuple[str, ...] = tuple(SPEEDS)) -> float:
-    """Return pictures a second by the fastest of these ways; 0 if there is none."""
+    """Return examples a second by the fastest of these ways; 0 if there is none."""
     return max((1e3 * batch / result[way] for way in ways if result.get(way)), default=0.0)

@@ -18,6 +18,8 @@ from hydra.version import setbase
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mrconv.baselines import mixer_class
+
 from .config import Experiment, check_key
 
 CONFIGS, CONFIG = "mrconv.configs", "train"
@@ -75,7 +77,19 @@ def composed(overrides: Sequence[str]) -> Experiment:
 
 
 def _experiment(config: Any) -> Experiment:
-    return Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    """Return the experiment; a ready one with another mixer than its own goes by another name."""
+    experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    mixer_class(experiment.mixer)  # or tell that there is none
+    known = ready(experiment.name)
+    if known and known.get("mixer", "mrconv") != experiment.mixer:
+        experiment.name += f"-{experiment.mixer}"
+    return experiment
+
+
+def ready(name: str) -> dict[str, Any]:
+    """Return what the file of a ready experiment says; nothing if there is none of that name."""
+    file = resources.files(CONFIGS) / "experiment" / f"{name}.yaml"
+    return dict(OmegaConf.create(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def launch(arguments: Sequence[str], job: Callable[[Experiment, Path], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mrconv import MRConv, MRConvNeXt, reparameterize
+from mrconv.baselines.base import Mixer
 from mrconv.examples import random_inputs
 from mrconv.hub import Model
 from mrconv.kernels import resampled
@@ -64,6 +65,8 @@ def evaluate(
         model = saved_model(folder / MERGED)
     else:
         model = saved_model(folder / MODEL)
+        if rate != 1 and any(isinstance(module, Mixer) for module in model.modules()):
+            merged = False  # a peer is told its rate with every call
         if merged:
             reparameterize(model, rate)
     size = data.facts.get("size")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .compose import ready
 from .metrics import SCORES
 from .paper import ACCURACIES, EPOCHS, EXAMPLES, QUOTED, TASKS, Published, of_mrconv, published
 
@@ -227,10 +228,12 @@ def notes(row: Mapping[str, Any]) -> list[str]:
         found.append(f"{config['limit_eval']} batches evaluated")
     if config.get("rate", 1) != 1:
         found.append(f"trained at rate {config['rate']:g}")
-    if row["name"] in ACCURACIES and _published(row) is not None:
+    if _published(row) is not None:
         task, examples = row["task"], row.get("examples", {}).get("train")
-        if row["epochs"] != EPOCHS[task]:
-            found.append(f"{EPOCHS[task]} epochs in the paper")
+        own = row["name"] in ACCURACIES
+        epochs = EPOCHS[task] if own else ready(row["name"]).get("epochs", row["epochs"])
+        if row["epochs"] != epochs:
+            found.append(f"{epochs} epochs in the {'paper' if own else 'experiment'}")
         if task in EXAMPLES and examples is not None and examples != EXAMPLES[task]:
             found.append(f"{examples:,} training examples, {EXAMPLES[task]:,} in the paper")
     if row.get("watched", "").startswith("test/"):
