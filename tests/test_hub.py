@@ -71,6 +71,15 @@ def test_options_can_be_overridden_while_loading(tmp_path):
     assert loaded.head.weight.dtype == torch.float64
 
 
+def test_a_saved_config_does_not_say_where_to_load(tmp_path):
+    build().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"device": "meta", "dtype": "float16"}))
+    weight = SequenceClassifier.from_pretrained(tmp_path).head.weight
+    assert (weight.device.type, weight.dtype) == ("cpu", torch.float32)
+    assert SequenceClassifier.from_pretrained(tmp_path, dtype=torch.float64).head.weight.dtype == torch.float64
+
+
 def test_wrong_class_and_newer_format_are_refused(tmp_path):
     build().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds a SequenceClassifier, not a LanguageModel"):
@@ -266,7 +275,7 @@ def test_loading_executes_nothing_from_the_files(tmp_path):
     sprung.unlink()
     for name in ("pytorch_model.bin", "model.pt", "model.safetensors"):
         torch.save({"head.weight": Trap(sprung)}, folder / name)
-    with pytest.raises(SafetensorError):
+    with pytest.raises(SafetensorError, match=r"saved/model\.safetensors cannot be read: "):
         SequenceClassifier.from_pretrained(folder)
     build().save_pretrained(folder)
     SequenceClassifier.from_pretrained(folder)

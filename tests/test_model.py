@@ -238,3 +238,16 @@ def test_param_groups_hold_every_parameter_once(kind, merged):
             assert last in ("weight", "D")
             assert setting == (0.01, 0.05), name
     torch.optim.AdamW(groups).step()
+
+
+@pytest.mark.parametrize("token", [-1, 11, 70])
+def test_tokens_outside_of_the_vocabulary_are_named(token):
+    x = tokens()
+    x[1, 3] = token
+    says = rf"tokens must lie in 0 \.\. vocab_size - 1 = 10; got {token}"
+    model = Backbone(**TOKENS).eval()
+    for call in (model, model.prefill, lambda x: model.step(x[:, 3], model.initial_state(3))):
+        with pytest.raises(ValueError, match=says):
+            call(x)
+    with pytest.raises(ValueError, match=says):
+        TwoTowerClassifier(**TOKENS)(tokens(), x)

@@ -114,14 +114,17 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Load from a folder or, with huggingface_hub, from the hub; options override the saved config's."""
+        """Load from a folder or, with huggingface_hub, from the hub; options override the saved config's.
+
+        `device` and `dtype` are options too, but a saved config has no say in them.
+        """
         given = str(pretrained_model_name_or_path)
         folder = Path(given)
         local = folder.is_dir() or folder.is_absolute() or given.startswith((".", "~")) or given.count("/") > 1
         for name in (CONFIG, WEIGHTS) if local else ():
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{given} holds no {name}: it is no folder that save_pretrained wrote")
-        return super().from_pretrained(given, **options)
+        return super().from_pretrained(given, **({"device": None, "dtype": None} | options))
 
     def _current_config(self) -> Config:
         """Return the config that rebuilds the model as it now is: merged or not, and at which rate."""
@@ -178,12 +181,15 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
                     token=token,
                 )
             )
-        with safe_open(weights, "pt") as file:
-            results = json.loads((file.metadata() or {}).get("results", "{}"))
-        state = load_file(weights)
+        try:
+            with safe_open(weights, "pt") as file:
+                results = json.loads((file.metadata() or {}).get("results", "{}"))
+            state = load_file(weights)
+        except SafetensorError as error:
+            raise SafetensorError(f"{weights} cannot be read: {error}") from error
         dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
-        if len(dtypes) == 1:
-            options.setdefault("dtype", dtypes.pop())
+        if len(dtypes) == 1 and options.get("dtype") is None:
+            options["dtype"] = dtypes.pop()
         model = cls(**options)
         model.load_state_dict(state)
         model.results = results

@@ -23,7 +23,7 @@ from .hub import Model
 from .ops import compute_dtype
 from .states import BackboneState, PooledState
 from .streaming import Streams, check_settled
-from .validation import check_choice, check_lengths, check_positive_int, padding_mask
+from .validation import check_choice, check_lengths, check_positive_int, known, padding_mask
 
 
 class Backbone(Streams, Model):
@@ -97,11 +97,19 @@ class Backbone(Streams, Model):
         return list(self.blocks)  # type: ignore[arg-type]
 
     def check(self, x: Tensor) -> None:
-        """Refuse an input of another shape or kind than the encoder takes."""
+        """Refuse an input of another shape or kind than the encoder takes, and tokens it does not have.
+
+        The tokens are looked at only where that costs no wait: on the CPU, outside of compiled code.
+        """
         c = self.config
         if c.vocab_size is not None:
             if x.ndim != 2 or x.is_floating_point():
                 raise ValueError(f"tokens must be integers of shape (batch, length); got {x.dtype} {tuple(x.shape)}")
+            if known(x) and x.numel():
+                low, high = (int(token) for token in x.aminmax())
+                if low < 0 or high >= c.vocab_size:
+                    strange = low if low < 0 else high
+                    raise ValueError(f"tokens must lie in 0 .. vocab_size - 1 = {c.vocab_size - 1}; got {strange}")
         elif x.ndim != 3 or x.shape[2] != (c.d_input or c.d_model):
             channels = f"d_input = {c.d_input}" if c.d_input else f"d_model = {c.d_model}"
             raise ValueError(f"input must have shape (batch, length, {channels}); got {tuple(x.shape)}")

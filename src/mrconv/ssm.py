@@ -64,14 +64,31 @@ class SlidingSSM:
 class FourierSSM:
     """The truncated-Fourier model of the paper's appendix, dx/dtau = A x + B u, y = C x, one per resolution.
 
-    tau counts windows: resolution i's kernel C[i] e^{tau A} B, at tau = s / periods[i], approaches the kernel at lag s,
-    and 0 after tau = 1, as the number of states S grows. A (S, S), B (S,) and C (N, channels, S) are real.
+    tau counts windows: as the number of states S grows, C[i] e^{tau A} B at tau = s / periods[i] approaches resolution
+    i's kernel at lag offsets[i] + s, and 0 after tau = 1. At s = 0, where the window begins, it is twice the kernel.
+    The appendix knows neither offsets nor kernels that end before their window: resolution i takes its input offsets[i]
+    later, and is cut at s = widths[i]. A (S, S), B (S,), C (N, channels, S) and bias (channels,) are real.
     """
 
     A: Tensor
     B: Tensor
     C: Tensor
+    bias: Tensor
     periods: tuple[int, ...]
+    widths: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def kernel(self) -> Tensor:
+        """Return the kernel of all resolutions together, (channels, reach), with half of each at its s = 0."""
+        ends = [offset + width for offset, width in zip(self.offsets, self.widths, strict=True)]
+        total = self.C.new_zeros(max(ends), self.C.shape[1])
+        for C, period, start, end in zip(self.C, self.periods, self.offsets, ends, strict=True):
+            step, x = torch.linalg.matrix_exp(self.A / period), self.B
+            total[start] += C @ x / 2
+            for lag in range(start + 1, end):
+                x = step @ x
+                total[lag] += C @ x
+        return total.t()
 
 
 def sliding_ssm(branches: Branches, kernel: FourierKernel, rate: float) -> SlidingSSM:
@@ -128,4 +145,4 @@ def fourier_ssm(sliding: SlidingSSM, states: int) -> FourierSSM:
     C[:, :, 0] = waves.real[:, :, 0]
     C[:, :, 1 : 2 * M - 1 : 2] = waves.real[:, :, 1:] / math.sqrt(2)
     C[:, :, 2 : 2 * M - 1 : 2] = -waves.imag[:, :, 1:] / math.sqrt(2)
-    return FourierSSM(A, 2 * ends, C, sliding.periods)
+    return FourierSSM(A, 2 * ends, C, sliding.bias, sliding.periods, sliding.widths, sliding.offsets)

@@ -27,16 +27,23 @@ class State:
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return the state on another device; takes what `Tensor.to` takes but a dtype."""
-        return self._map(lambda x: x.to(*args, **kwargs))
+
+        def moved(x: Tensor) -> Tensor:
+            y = x.to(*args, **kwargs)
+            if y.dtype != x.dtype:
+                raise ValueError(f"a state keeps its dtypes, {x.dtype} among them; got {y.dtype}")
+            return y
+
+        return self._map(moved)
 
     def reorder(self, index: Tensor | Sequence[int]) -> Self:
         """Return the state of the sequences at these places of the batch, as beam search wants it; may repeat some."""
-        return self._map(lambda x: x.index_select(0, torch.as_tensor(index, device=x.device)))
+        return self._map(lambda x: x.index_select(0, _places(index, x)))
 
     def reset(self, where: Tensor | Sequence[int] | int) -> Self:
         """Make some sequences start anew, in place: a mask (batch,) of bools, or places in the batch."""
         for x in self.tensors():
-            x[torch.as_tensor(where, device=x.device)] = 0
+            x[_places(where, x)] = 0
         return self
 
     def tensors(self) -> list[Tensor]:
@@ -90,6 +97,12 @@ def _apply(f: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, list):
         return [_apply(f, each) for each in value]
     return value._map(f) if isinstance(value, State) else value
+
+
+def _places(where: Tensor | Sequence[int] | int, x: Tensor) -> Tensor:
+    """Return places in the batch of x, or a mask, as a tensor; one of an empty list would be of floats."""
+    found = torch.as_tensor(where, device=x.device)
+    return found if found.numel() else found.long()
 
 
 def _plain(value: Any) -> Any:

@@ -53,7 +53,11 @@ class Streams:
 
     def prefill(self, x: Tensor, rate: float | None = None) -> tuple[Tensor, Any]:
         """Run a prompt x (batch, T, ...); return its outputs and the state after it."""
-        return self.stream(x, self.initial_state(x.shape[0], rate=rate))
+        state = self.initial_state(x.shape[0], rate=rate)
+        if isinstance(state, LayerState):  # it keeps inputs: none may be rounded to a dtype of the layer
+            with torch.inference_mode(False):
+                state.inputs = state.inputs.to(torch.promote_types(state.inputs.dtype, x.dtype))
+        return self.stream(x, state)
 
 
 class Plan:

@@ -79,6 +79,33 @@ def test_a_longer_input_than_the_file_is_for_is_refused(tmp_path):
         run.run(None, {"x": torch.randn(1, 151, 2).numpy()})
 
 
+@pytest.mark.parametrize("kind", ["short", "dilated", "sparse"])
+def test_a_longer_input_than_the_file_is_for_is_right_without_ffts(tmp_path, kind):
+    model = build(**KINDS[kind])
+    run = session(export(model, tmp_path / "model.onnx", length=20).path)
+    for length in (20, 50, 400):
+        x = torch.randn(2, length, 2)
+        assert relative(torch.tensor(run.run(None, {"x": x.numpy()})[0]), model(x)) < 1e-4
+    loaded = torch.export.load(export(model, tmp_path / "model.pt2", "torch", length=20).path).module()
+    with pytest.raises(Exception, match=r"20"):
+        loaded(x)
+
+
+@pytest.mark.parametrize("length", [1, 50])
+def test_a_file_shorter_than_its_kernel_refuses_longer_inputs(tmp_path, length):
+    run = session(export(build(l_max=100, kernel_size=4), tmp_path / "model.onnx", length=length).path)
+    for longer in (length + 1, 80, 250):
+        with pytest.raises(Exception, match="ONNXRuntimeError"):
+            run.run(None, {"x": torch.randn(1, longer, 2).numpy()})
+
+
+def test_a_model_that_is_zero_everywhere_is_exported(tmp_path):
+    model = build()
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    assert export(model, tmp_path / "model.pt2", "torch").error == 0
+
+
 @pytest.mark.parametrize("kind", mostly_slow("fourier", "dilated both ways"))
 def test_torch_export_equals_the_trained_model(tmp_path, kind):
     model = build(**KINDS[kind])

@@ -75,12 +75,29 @@ def test_a_note_goes_to_standard_error(tmp_path, capsys):
     assert printed.err == "note: only the first 199 of 300 symbols were used\n"
 
 
+def test_unknown_symbols_are_noted(tmp_path, capsys):
+    printed = predicted(capsys, save("text", tmp_path / "model"), "--text", "Ü日本")
+    assert printed.err == "note: 3 symbols are unknown to the model\n"
+
+
+def test_nothing_is_printed_if_there_is_no_answer_to_one(tmp_path, capsys):
+    folder = save("values", tmp_path / "model")
+    for name, row in (("good", [1, 2]), ("bad", [1e20, -1e20])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"values": [row] * 50}))
+    with pytest.raises(SystemExit):
+        main(["predict", str(folder), str(tmp_path / "good.json"), str(tmp_path / "bad.json"), "--device", "cpu"])
+    printed = capsys.readouterr()
+    assert "bad.json: the model gives no numbers for this input" in printed.err
+    assert printed.out == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "there is nothing to predict: give a FILE or --text"),
         (["missing.wav"], "No such file or directory: 'missing.wav'"),
         (["--text", ""], "--text: expected at least one symbol; got none"),
+        (["--text", "a\udcff"], "--text: 'a\\udcff' is not UTF-8"),
         (["--text", "a", "--device", "cuda:9"], "argument --device: cannot use 'cuda:9'"),
     ],
 )

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -75,12 +76,85 @@ def test_slow_clients_are_not_waited_for(hasty_server):
     assert hasty_server.settles("mrconv_requests_in_flight", 1)
 
 
+@pytest.mark.parametrize(
+    "head", [b"GET /health HTTP/1.1\r\n", b"POST /predict HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"]
+)
+def test_a_head_without_an_end_is_not_kept(hasty_server, head):
+    lines = b"x: y\r\n" * 5000
+    answer = raw(hasty_server, head, lines, lines, lines, pause=0.1)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "the head of a request may have 65,536 bytes"}
+    large = b"GET /health HTTP/1.1\r\nconnection: close\r\n" + b"x: y\r\n" * 5000
+    assert raw(hasty_server, large, b"x: y\r\n\r\n", pause=0.1).startswith(b"HTTP/1.1 200 ")
+
+
+def test_slow_bodies_that_nobody_reads_are_not_waited_for(hasty_server):
+    head = b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", hasty_server.port), timeout=0.1) as connection:
+        connection.sendall(head)
+        start, found = time.monotonic(), b""
+        while time.monotonic() - start < 10:
+            try:
+                connection.sendall(b"x")
+                if not (piece := connection.recv(65536)):
+                    break
+                found += piece
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert 0.5 < time.monotonic() - start < 5
+    assert found.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+@pytest.mark.parametrize(
+    "more", [b"content-length: 100000\r\n", b"transfer-encoding: chunked\r\n", b"x: y\r\n" * 200, b""]
+)
+def test_what_is_no_handshake_of_a_stream_is_refused(hasty_server, method, more):
+    head = method + b" /stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    start = time.monotonic()
+    assert raw(hasty_server, head + more + b"\r\n")[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")
+    assert time.monotonic() - start < 5
+
+
+def test_a_body_that_nobody_reads_may_come_after_the_answer(hasty_server):
+    with socket.create_connection(("127.0.0.1", hasty_server.port), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+        answers = connection.makefile("rb")
+        assert answers.readline().startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"x" * 9)
+        time.sleep(1.5)  # more than the body had
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert answers.read().count(b"HTTP/1.1 200 ") == 1
+
+
+def test_an_error_of_the_server_is_counted_as_one(tmp_path, monkeypatch):
+    served = Served(save("text", tmp_path))
+
+    def rows(content, media_type):
+        raise RuntimeError
+
+    monkeypatch.setattr(served, "rows", rows)
+
+    async def ask():
+        transport = httpx.ASGITransport(create_app(served, Options()), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.post("/predict"), await client.get("/metrics")]
+
+    answer, metrics = asyncio.run(ask())
+    assert answer.status_code == 500
+    assert 'mrconv_requests_total{route="/predict",status="500"} 1.0' in metrics.text
+
+
 def test_a_client_that_leaves_within_its_body_leaves_nothing(hasty_server):
+    before = hasty_server.metric("mrconv_requests_total", status="499")
     head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
     for _ in range(10):
         with socket.create_connection(("127.0.0.1", hasty_server.port)) as connection:
             connection.sendall(head)
     assert hasty_server.settles("mrconv_requests_in_flight", 1)
+    assert hasty_server.metric("mrconv_requests_total", status="499") - before == 10
 
 
 def test_what_is_not_http_is_refused(hasty_server):
@@ -196,6 +270,27 @@ def test_sigterm_ends_a_stream_within_a_long_chunk(tmp_path):
         assert server.process.stderr.read() == ""  # nothing had to be cancelled
 
 
+@pytest.mark.parametrize("messages", [2, 6])
+def test_sigterm_ends_a_stream_whatever_waits(messages, tmp_path):
+    """Of two the second is read ahead, of six not all are."""
+    with serving(save("audio", tmp_path), "--timeout", "20") as server, connect(server.socket) as stream:
+
+        def send():
+            with suppress(ConnectionClosed):
+                for _ in range(messages):
+                    stream.send(bytes(10 * MB))
+
+        client = threading.Thread(target=send)
+        client.start()
+        while not server.metric("mrconv_stream_positions_total"):
+            pass
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(10)
+        assert server.process.stderr.read() == ""  # nothing had to be cancelled
+        client.join()
+
+
 def test_requests_that_are_decoded_wait_too(tmp_path, monkeypatch):
     served, begun, release = Served(save("text", tmp_path)), threading.Event(), threading.Event()
 
@@ -272,10 +367,14 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys, audio_server
     (wrong / "inputs.json").write_text((save("audio", tmp_path / "audio") / "inputs.json").read_text())
     broken = save("text", tmp_path / "broken")
     (broken / "inputs.json").write_text('{"kind": "smell", "length": 3}')
+    endless = save("audio", tmp_path / "endless")
+    known = json.loads((endless / "inputs.json").read_text())
+    (endless / "inputs.json").write_text(json.dumps(known | {"length": 10**13}))
     for folder, options, why in (
         ("backbone", [], "holds a Backbone; classifiers and language models are served"),
         ("wrong", [], "with 1 channels and 3 classes; this one has 34 symbols and 2 classes"),
         ("broken", [], "kind must be one of text, tokens, values, audio, image; got 'smell'"),
+        ("endless", [], "no memory for an input of length 10,000,000,000,000"),
         ("audio", ["--port", str(audio_server.port)], "Address already in use"),
         ("audio", ["--device", "cuda:7"], "on cuda:7"),
     ):

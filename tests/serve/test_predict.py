@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from mrconv.serve import Served
+from mrconv.tasks import DataError
 
 from .models import CHARACTERS, INPUTS, RATE, build, save
 
@@ -77,7 +78,14 @@ def test_a_long_text_is_cut_as_in_training_and_that_is_said(text_server):
 def test_characters_that_were_not_learnt_are_unknown(text_server):
     row = encoded("abc")
     row[1] = 1
-    assert np.allclose(found(post(text_server, {"text": "aÜc"})), expected("text", row), atol=1e-6)
+    response = post(text_server, {"text": "aÜc"})
+    assert np.allclose(found(response), expected("text", row), atol=1e-6)
+    assert response.json()["notes"] == ["1 symbol is unknown to the model"]
+    response = post(text_server, "aÜ日" + "b" * 200 + "本", "text/plain")
+    assert response.json()["notes"] == [
+        "only the first 199 of 204 symbols were used",
+        "2 symbols are unknown to the model",
+    ]
 
 
 def test_recordings_at_the_rate_and_at_others(audio_server):
@@ -161,6 +169,19 @@ def test_an_answer_does_not_depend_on_who_else_asks(options, tmp_path):
         assert np.allclose(served.predict([row])[0], answer, atol=1e-6)
 
 
+def test_an_input_without_an_answer_leaves_that_of_others(tmp_path):
+    served = Served(save("values", tmp_path))
+    good, bad = (
+        served.rows(json.dumps({"values": [row] * 50}).encode(), "application/json") for row in ([1, 2], [1e20, -1e20])
+    )
+    answers = served.predict([bad, good, bad])
+    assert served.named(answers[1])["probabilities"] == pytest.approx(
+        served.named(served.predict([good])[0])["probabilities"]
+    )
+    with pytest.raises(DataError, match="the model gives no numbers for this input"):
+        served.named(answers[0])
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "status", "why"),
     [
@@ -177,6 +198,8 @@ def test_an_answer_does_not_depend_on_who_else_asks(options, tmp_path):
         ({"text": 1}, "application/json", 400, "text must be a string; got 1"),
         ({"tokens": "abc"}, "application/json", 400, "tokens must be a list of symbols; got 'abc'"),
         ({"tokens": [True]}, "application/json", 400, "tokens must be a list of symbols; got [True]"),
+        ({"tokens": ["a", "Ü"]}, "application/json", 400, "'Ü', at position 1, is no symbol of the model"),
+        ({"tokens": ["ab"]}, "application/json", 400, "'ab', at position 0, is no symbol of the model"),
         ("x", "audio/wav", 415, "the model takes text, not audio"),
         ("x", "video/mp4", 415, "bodies of type video/mp4 are not known"),
     ],
@@ -193,7 +216,12 @@ def test_bad_texts_are_refused_by_name(text_server, content, kind, status, why):
         ({"values": [[1, 2]]}, "application/json", 400, "numbers of shape (length, 1); got the shape (1, 2)"),
         ({"values": [[1], [1, 2]]}, "application/json", 400, "these rows differ in length"),
         ({"values": ["1"]}, "application/json", 400, "got something that is no number"),
-        ({"values": [None]}, "application/json", 400, "got something that is no number"),
+        ({"values": [None]}, "application/json", 400, "got something that is no number: None"),
+        ({"values": [1, True]}, "application/json", 400, "got something that is no number: True"),
+        ({"values": [[1], ["x"]]}, "application/json", 400, "got something that is no number: 'x'"),
+        ({"values": "12"}, "application/json", 400, "got something that is no number: '12'"),
+        ({"values": [[[1]], [[1, 2]]]}, "application/json", 400, "got lists that are more than two deep"),
+        ({"values": [1, 3e38, -3e38] * 9}, "application/json", 400, "the model gives no numbers for this input"),
         ({"values": []}, "application/json", 400, "got the shape (0, 1)"),
         ({"values": 3}, "application/json", 400, "got the shape ()"),
         ('{"values": [1, NaN]}', "application/json", 400, "values must be finite"),
@@ -232,8 +260,6 @@ def test_bad_recordings_are_refused_by_name(audio_server, content, kind, status,
     ],
 )
 def test_bad_inputs_of_other_kinds_are_refused_by_name(name, content, kind, why, tmp_path):
-    from mrconv.tasks import DataError
-
     served = Served(save(name, tmp_path))
     with pytest.raises(DataError) as error:
         served.rows(content, kind)

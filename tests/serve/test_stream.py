@@ -1,5 +1,6 @@
 """/stream: chunk by chunk what the parallel form gives, a state per connection, nothing left behind."""
 
+import asyncio
 import json
 import re
 import socket
@@ -9,12 +10,15 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from starlette.websockets import WebSocketState
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from mrconv.serve import Served
 from mrconv.serve.sequence import Stream, generate
+from mrconv.serve.streams import Ahead
 from mrconv.tasks import DataError
+from mrconv.tasks.inputs import Inputs
 
 from .conftest import serving
 from .models import INPUTS, build, save
@@ -164,7 +168,7 @@ def test_a_state_that_grows_has_an_end(options, most, tmp_path):
 
 def test_a_writer_whose_state_grows_has_an_end(tmp_path):
     served = Served(save("writer", tmp_path, mixer="attention"))
-    assert len(generate(served, {"text": "abc", "new_tokens": 397}, lambda piece: None)) == 397
+    assert len(generate(served, {"text": "abc", "new_tokens": 397}, lambda piece: None)["text"]) == 397
     with pytest.raises(DataError, match="text and new_tokens may be 400 symbols; got 3 and 398"):
         generate(served, {"text": "abc", "new_tokens": 398}, print)
 
@@ -181,6 +185,62 @@ def test_a_long_chunk_lets_others_in_and_ends_with_its_client(audio_server):
         stream.socket.shutdown(socket.SHUT_RDWR)
     assert audio_server.settles("mrconv_streams", 0)
     assert audio_server.metric("mrconv_stream_positions_total") - before < 2_000_000
+
+
+def test_a_client_that_leaves_is_missed_whatever_it_has_sent(audio_server):
+    before = audio_server.metric("mrconv_stream_positions_total")
+    with connect(audio_server.socket) as stream:
+        stream.send(bytes(8_000_000))
+        for size in (8_000_000, 200, 200):
+            stream.send(bytes(size))
+    assert audio_server.settles("mrconv_streams", 0, 5)
+    assert audio_server.metric("mrconv_stream_positions_total") - before < 4_000_000
+
+
+def test_messages_are_read_ahead_up_to_a_limit():
+    sent = []
+
+    class Socket:
+        client_state = WebSocketState.CONNECTED
+
+        async def receive(self):
+            sent.append(len(sent))
+            return {"type": "websocket.receive", "bytes": bytes(1000)}
+
+    async def read():
+        ahead = Ahead(Socket(), 5 * 2000)
+        counts = []
+        for _ in range(3):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            counts.append(len(sent))
+            await ahead.next()
+        ahead.task.cancel()
+        return counts
+
+    assert asyncio.run(read()) == [6, 7, 8]
+
+
+def test_values_that_are_too_much_for_the_model_are_told(audio_server):
+    with connect(audio_server.socket) as stream:
+        answer = say(stream, {"values": [3e38, -3e38] * 50})
+        assert list(answer) == ["error"]
+        assert "the model gives no numbers for this input" in answer["error"]
+        assert "A new sequence begins" in answer["error"]
+        answer = say(stream, SAMPLES[:50].tobytes())
+        assert answer["position"] == 50
+        assert np.allclose(values(answer), parallel("audio", seen(SAMPLES[:50])), atol=1e-5)
+
+
+def test_unknown_symbols_are_noted(text_server, tmp_path, monkeypatch):
+    with connect(text_server.socket) as stream:
+        assert say(stream, {"text": "aÜ"})["notes"] == ["1 symbol is unknown to the model"]
+        assert say(stream, {"text": "日"})["notes"] == ["2 symbols are unknown to the model"]
+        assert say(stream, {"end": True})["notes"] == ["2 symbols are unknown to the model"]
+        assert say(stream, {"text": "a"})["notes"] == []
+    monkeypatch.setitem(INPUTS, "writer", Inputs("text", 100, (), ("<unk>", *"abcdefgh\n")))
+    written = generate(Served(save("writer", tmp_path)), {"text": "abÜ", "new_tokens": 1}, lambda piece: None)
+    assert written["notes"] == ["1 symbol is unknown to the model"]
 
 
 def test_models_that_cannot_stream_say_why(tmp_path):

@@ -1,9 +1,12 @@
 """Generation: the tokens that the parallel form would give, drawn as asked."""
 
+import json
+
 import pytest
 import torch
 
 from mrconv import LanguageModel, reparameterize
+from mrconv.cli import main
 from mrconv.generation import restricted
 
 from ..conftest import randomise
@@ -85,8 +88,27 @@ def test_top_k_and_top_p_keep_the_likeliest():
         ({"top_k": 0}, "top_k"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\]; got 1.5"),
         ({"prompt": torch.zeros(2, 0, dtype=torch.long)}, r"prompt must be tokens .*got \(2, 0\)"),
+        ({"prompt": torch.tensor([[3, 11]])}, "tokens must lie in 0 .. vocab_size - 1 = 10; got 11"),
     ],
 )
 def test_bad_arguments_are_named(model, options, message):
     with pytest.raises(ValueError, match=message):
         model.generate(**({"prompt": torch.zeros(2, 3, dtype=torch.long), "new_tokens": 2} | options))
+
+
+def test_the_command_merges_unless_branches_are_asked_for(model, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pytorch_lightning")
+    inputs = json.dumps({"kind": "text", "length": 30, "vocabulary": [*"abcdefghijk"]})
+    for name in ("run/model", "merged"):
+        model.save_pretrained(tmp_path / name)
+        (tmp_path / name / "inputs.json").write_text(inputs)
+        reparameterize(model)
+    wrote, plain = [], LanguageModel.generate
+    monkeypatch.setattr(LanguageModel, "generate", lambda self, *a, **k: wrote.append(self) or plain(self, *a, **k))
+    for options in (["run"], ["run", "--branches"], ["merged"]):
+        asked = ["generate", str(tmp_path / options[0]), *options[1:], "--prompt", "abc", "--tokens", "5"]
+        assert main([*asked, "--device", "cpu"]) == 0
+    assert [each.backbone.blocks[0].layer.merged for each in wrote] == [True, False, True]
+    with pytest.raises(SystemExit):
+        main(["generate", str(tmp_path / "merged"), "--branches", "--prompt", "abc"])
+    assert "argument --branches: the model in" in capsys.readouterr().err

@@ -91,6 +91,17 @@ def test_half_precision_inputs_and_autocast(name, dtype):
     assert relative(streamed(half, u, (1, 13))[0].double(), half(u).double()) < 2 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("name", ["dense", "dilated", "fourier", "fourier+sparse"])
+def test_a_prompt_is_not_rounded_to_the_layers_dtype(name):
+    layer, u = build(name, dtype=torch.bfloat16), torch.randn(2, 150, 4)
+    with torch.inference_mode():
+        first, state = layer.prefill(u[:, :50])
+    rest, _ = streamed(layer, u[:, 50:], (1,), state)
+    assert relative(torch.cat([first, rest], 1), layer(u)) < 1e-5
+    kept = build(name, dtype=torch.float32).prefill(u.bfloat16())[1]
+    assert kept.inputs.dtype == torch.float32
+
+
 def test_changed_parameters_take_effect_at_once():
     for name in ("dense", "fourier", "dilated"):
         layer, u = build(name), double(1, 10, 4)

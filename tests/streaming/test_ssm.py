@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from ..conftest import relative
-from .helpers import L_MAX, build, double
+from mrconv import MRConv
+
+from ..conftest import randomise, relative
+from .helpers import L_MAX, LAYERS, build, double
 
 NAMES = ["constant", "fourier", "odd fourier", "one resolution", "no norm", "fourier concat", "decay", "another rate"]
 
@@ -62,6 +64,21 @@ def appendix_errors(states):
 
 def test_the_appendix_form_approaches_the_kernel_and_then_nothing():
     errors = [appendix_errors(states) for states in (9, 33, 129, 513)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.01
+
+
+@pytest.mark.parametrize("l_max", [45, 48])  # 48: no kernel of "fourier" is cut
+@pytest.mark.parametrize("name", ["constant", "fourier", "odd fourier", "fourier concat", "decay", "another rate"])
+def test_the_appendix_form_approaches_the_merged_kernel(name, l_max):
+    layer = randomise(MRConv(4, l_max, dtype=torch.float64, **LAYERS[name])).eval()
+    kernel, bias = layer.k_rep()
+    errors = []
+    for states in (33, 129, 513):
+        ssm = layer.to_ssm("fourier", states=states)
+        errors.append(relative(ssm.kernel(), kernel))
+        assert torch.equal(ssm.bias, layer.to_ssm().bias)
+        assert torch.allclose(ssm.bias, bias)
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.01
 

@@ -32,6 +32,23 @@ def test_reset_takes_masks_places_and_a_number():
         assert all(torch.equal(x[::2], y[::2]) for x, y in zip(found.tensors(), state.tensors(), strict=True))
 
 
+def test_no_sequences_are_some_of_them():
+    layer, u = build("fourier"), double(3, 20, 4)
+    _, state = layer.prefill(u)
+    for none in ([], torch.tensor([], dtype=torch.long)):
+        found = state.copy().reset(none)
+        assert all(torch.equal(x, y) for x, y in zip(found.tensors(), state.tensors(), strict=True))
+        assert {len(x) for x in state.reorder(none).tensors()} == {0}
+
+
+def test_a_state_keeps_its_dtypes():
+    state = build("fourier", dtype=torch.float32).initial_state(2)
+    for asked in ((torch.float16,), ("cpu", torch.float16), (torch.zeros(1, dtype=torch.float16),)):
+        with pytest.raises(ValueError, match=r"a state keeps its dtypes, torch.float32 among them; got torch.float16"):
+            state.to(*asked)
+    assert [x.dtype for x in state.to("cpu").tensors()] == [torch.float32, torch.float64]
+
+
 def test_reset_forgets_even_what_is_not_a_number():
     for name in NAMES:
         layer, u = build(name), double(2, 60, 4)

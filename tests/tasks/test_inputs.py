@@ -1,6 +1,7 @@
 """inputs.json: kept by a run beside its models, enough to use them by."""
 
 import io
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -93,6 +94,24 @@ def test_inputs_have_symbols_and_only_those_of_their_own(kind):
     for symbol in SPECIAL:
         with pytest.raises(DataError, match=f"'{symbol}', at position 1, is no symbol of the model; it knows a b"):
             inputs.tokens(["a", symbol])
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (["a" * 1000] + ["b"] * 20_000, "something that is no number: 'aaa"),
+        ([[0.5]] * 20_000 + [["a" * 1000]], "something that is no number: 'aaa"),
+        ("a" * 1_000_000, "something that is no number: 'aaa"),
+        ([[[["a" * 1000] + ["b"] * 20_000]]], "lists that are more than two deep"),
+    ],
+)
+def test_strings_are_refused_before_numpy_makes_all_as_wide_as_the_widest(values, why):
+    tracemalloc.start()
+    with pytest.raises(DataError, match=f"values must be numbers of shape .length, 1.; got {why}"):
+        Inputs("values", 10, ("a",)).array(values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3_000_000
 
 
 def test_a_run_keeps_them_and_so_does_a_merge(tmp_path):

@@ -39,13 +39,17 @@ def run(given: argparse.Namespace) -> None:
         raise CommandError(f"`mrconv generate` needs {error.name}: pip install 'mrconv[train]'") from None
     import torch
 
-    from mrconv import LanguageModel, hub
+    from mrconv import LanguageModel, hub, reparameterize
 
     with told():
         folder = hub.model_folder(given.folder, *((hub.MODEL,) if given.branches else (hub.MERGED, hub.MODEL)))
         model = hub.saved_model(folder)
         if not isinstance(model, LanguageModel):
             raise CommandError(f"{folder} holds a {type(model).__name__}; text is written by a LanguageModel")
+        if not given.branches:
+            reparameterize(model)
+        elif model.config.merged:
+            raise CommandError(f"argument --branches: the model in {folder} is merged, it has none")
         inputs = record.saved_inputs(folder)
         if inputs is None or len(inputs.vocabulary) != model.config.vocab_size:
             raise CommandError(

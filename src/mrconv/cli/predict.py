@@ -31,13 +31,13 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Read all, predict, print; nothing is printed if one of them cannot be read."""
+    """Read all, predict, print; nothing is printed if there is no answer to one of them."""
     try:
         from mrconv.serve import Served
         from mrconv.tasks import DataError
     except ImportError as error:
         raise CommandError(f"`mrconv predict` needs {error.name}: pip install 'mrconv[serve]'") from None
-    inputs = [("--text", text.encode(), "text/plain") for text in given.text]
+    inputs = [("--text", _encoded(text), "text/plain") for text in given.text]
     for path in given.files:
         with told():
             content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
@@ -45,17 +45,17 @@ def run(given: argparse.Namespace) -> None:
         inputs.append((str(path), content, "application/json" if json_given else "application/octet-stream"))
     if not inputs:
         raise CommandError("there is nothing to predict: give a FILE or --text")
-    rows = []
+    answers = []
     with told():
         served = Served(given.folder, device(given.device))
         for name, content, kind in inputs:
             try:
-                rows.append(served.rows(content, kind))
+                rows = served.rows(content, kind)
+                found = served.named(served.predict([rows])[0])
             except DataError as error:
                 raise CommandError(f"{name}: {error}") from None
-    for (name, _, _), row in zip(inputs, rows, strict=True):
-        found = served.named(served.predict([row])[0])
-        notes = [note for each in row for note in each.notes]
+            answers.append((name, found, [note for row in rows for note in row.notes]))
+    for name, found, notes in answers:
         if given.json:
             print(json.dumps({"input": name, **found, "notes": notes}, ensure_ascii=False))
             continue
@@ -64,6 +64,13 @@ def run(given: argparse.Namespace) -> None:
         print("\n".join(_lines(found["probabilities"], given.top)))
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # of bytes that the shell gave as they are
+        raise CommandError(f"--text: {text!r:.60} is not UTF-8") from None
 
 
 def _is_object(content: bytes) -> bool:

@@ -139,8 +139,9 @@ def _errors(subject: Subject, run: Runner) -> dict[tuple[int, int], float]:
     """Return the relative error by the size of the input."""
     found = {}
     for size, output, expected in subject.comparisons(run):
-        difference = (output.to(expected.dtype) - expected).abs().max() / expected.abs().max()
-        found[size] = float(difference.nan_to_num(nan=torch.inf))
+        difference, scale = (x.abs().max() for x in (output.to(expected.dtype) - expected, expected))
+        scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)  # all may be 0, rightly
+        found[size] = float((difference / scale).nan_to_num(nan=torch.inf))
     return found
 
 

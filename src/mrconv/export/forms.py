@@ -22,14 +22,11 @@ DIRECT, SHIFTS = 64, 32
 def convolve(
     u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None, gelu: bool, longest: int, products: bool
 ) -> Tensor:
-    """Compute `ops.conv` of u (B, C, L), L up to `longest`; every size but B and L is a constant of the graph.
+    """Compute `ops.conv` of u (B, C, L); every size but B and L is a constant of the graph.
 
-    With `products` FFTs are written as matrix products.
+    FFTs are for L up to `longest`, the other forms are right for any; with `products` they are matrix products.
     """
     x, values = (z.to(compute_dtype(u, values)) for z in (u, values))
-    if isinstance(lags, range):
-        seen = range(max(lags.start, 1 - longest), min(lags.stop, longest))
-        values, lags = values[:, seen.start - lags.start : seen.stop - lags.start], seen
     ahead, behind = max(0, -min(lags)), max(0, max(lags))
     if ahead + behind < DIRECT:
         kernel = _dense(values, lags, ahead).flip(1)[:, None]
@@ -39,7 +36,7 @@ def convolve(
         taps = zip(values[..., None].unbind(1), lags, strict=True)
         y = sum(value * padded[..., behind - lag : behind - lag + x.shape[2]] for value, lag in taps)  # type: ignore[assignment]
     else:
-        y = _spectral(x, _dense(values, lags, ahead), ahead, behind, longest, products)
+        y = _spectral(x, _dense(values, lags, ahead), ahead, longest, products)
     y = y if bias is None else y + bias[:, None]
     return (F.gelu(y) if gelu else y).to(u.dtype)
 
@@ -55,9 +52,11 @@ def _dense(values: Tensor, lags: Lags, ahead: int) -> Tensor:
     return torch.cat(pieces, 1)
 
 
-def _spectral(x: Tensor, kernel: Tensor, ahead: int, behind: int, longest: int, products: bool) -> Tensor:
+def _spectral(x: Tensor, kernel: Tensor, ahead: int, longest: int, products: bool) -> Tensor:
     """Convolve by FFTs of one length, in which no needed output of the longest input wraps around."""
-    n = 1 << (longest + max(ahead, behind) - 1).bit_length()
+    kernel = kernel[:, max(0, ahead + 1 - longest) : ahead + longest]  # what the longest input sees of it
+    ahead = min(ahead, longest - 1)
+    n = max(16, 1 << (longest + max(ahead, kernel.shape[1] - 1 - ahead) - 1).bit_length())
     if products:  # a longer input would need less than no zeros behind it, where an ONNX runtime stops
         rest = x.new_zeros(x.shape[0], x.shape[1], longest - x.shape[2])
         y = circular(F.pad(torch.cat([x, rest], 2), (0, n - longest)), kernel, n)

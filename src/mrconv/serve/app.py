@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from mrconv.tasks import DataError
 
 from .batching import Batcher, Busy
-from .metrics import Measured, Metrics
+from .metrics import GONE, Measured, Metrics
 from .model import Rows, Served, WrongKind
 from .streams import Streams
 
@@ -74,7 +74,7 @@ def create_app(served: Served, options: Options) -> FastAPI:
 
     batcher = Batcher(answer, executor, options.batch, options.wait_ms / 1000, options.waiting)
     metrics.waiting.set_function(lambda: batcher.pending)
-    streams = Streams(served, executor, metrics, options.timeout, options.streams)
+    streams = Streams(served, executor, metrics, options.timeout, options.streams, options.max_body)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -84,6 +84,7 @@ def create_app(served: Served, options: Options) -> FastAPI:
         executor.shutdown(wait=False, cancel_futures=True)  # nobody waits for what is left
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)  # its pages of documentation load from elsewhere
+    app.state.streams = streams
     app.add_middleware(Measured, metrics=metrics, routes=ROUTES)
 
     @app.exception_handler(HTTPException)
@@ -99,7 +100,7 @@ def create_app(served: Served, options: Options) -> FastAPI:
                 content = await received(request, options)
                 async with asyncio.timeout(options.timeout):
                     rows = await asyncio.to_thread(served.rows, content, media_type)
-                    found = await batcher.ask(rows)
+                    found = served.named(await batcher.ask(rows))
         except WrongKind as error:
             raise refused(415, str(error)) from None
         except DataError as error:
@@ -109,7 +110,7 @@ def create_app(served: Served, options: Options) -> FastAPI:
         except TimeoutError:
             raise refused(504, f"no answer within {options.timeout:g} seconds") from None
         notes = [note for row in rows for note in row.notes]
-        return Prediction(**served.named(found), length=sum(len(row.x) for row in rows), notes=notes)
+        return Prediction(**found, length=sum(len(row.x) for row in rows), notes=notes)
 
     @app.websocket("/stream")
     async def stream(socket: WebSocket) -> None:
@@ -157,5 +158,5 @@ async def received(request: Request, options: Options) -> bytes:
         slow = f"the body did not arrive within {options.timeout:g} seconds"
         raise refused(408, slow, connection="close") from None
     except ClientDisconnect:
-        raise refused(400, "the connection was closed before the body was there") from None
+        raise refused(GONE, "the connection was closed before the body was there") from None
     return bytes(content)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+GONE = 499  # the status of a request of which no more came, and which nobody hears
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -43,7 +44,7 @@ class Measured:
             await self.app(scope, receive, send)
             return
         route = scope["path"] if scope["path"] in self.routes else "other"
-        status, start = 499, time.perf_counter()  # 499: whoever asked went away
+        status, start = 500, time.perf_counter()  # an exception is answered by others
 
         async def sent(message: Message) -> None:
             nonlocal status

@@ -63,7 +63,10 @@ class Served:
         self.mixes_lengths = not getattr(config, "bidirectional", True) or getattr(config, "mask_padding", False)
         self.no_stream = self._no_stream(config)
         self.most = self._most()
-        self.predict([(self._blank(),) * len(self._ends())])  # what the first call sets up is set up, or fails, now
+        try:
+            self.predict([(self._blank(),) * len(self._ends())])  # what the first call sets up is set up, or fails, now
+        except MemoryError:
+            raise ValueError(f"{self.folder}: no memory for an input of length {self.inputs.length:,}") from None
 
     def _no_stream(self, config: Any) -> str | None:
         """Return why the model cannot stream; None if it can, and then keep the state that every stream begins with."""
@@ -184,6 +187,8 @@ class Served:
 
     def named(self, found: np.ndarray) -> dict[str, Any]:
         """Return the likeliest class, or next token, and the probabilities by name."""
+        if not np.isfinite(found).all():
+            raise DataError("the model gives no numbers for this input; are its values too large?")
         return {
             "label": self.classes[int(found.argmax())],
             "probabilities": dict(zip(self.classes, found.tolist(), strict=True)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mrconv.tasks import DataError
+from mrconv.tasks.inputs import told_unknown
 from mrconv.tasks.rows import SPECIAL
 
 from .model import Served, probabilities
@@ -29,7 +30,7 @@ class Stream:
     def reset(self) -> None:
         """Begin a new sequence."""
         self.state = self.served.beginning.copy()
-        self.position, self.last = 0, np.empty(0)
+        self.position, self.unknowns, self.last = 0, 0, np.empty(0)
 
     def pieces(self, message: bytes | str) -> tuple[list[np.ndarray], bool]:
         """Return what a message adds, in pieces no longer than `/predict` takes, and whether the sequence ends there.
@@ -51,8 +52,13 @@ class Stream:
         return [x[i : i + n] for i in range(0, len(x), n)], end
 
     def answer(self, end: bool) -> dict[str, Any]:
-        """Return the prediction for what was fed so far; at the end, begin a new sequence."""
-        result = {"position": self.position, "end": end, **self.served.named(self.last)}
+        """Return the prediction for what was fed so far; at the end, or if there is none, begin a new sequence."""
+        try:
+            found = self.served.named(self.last)
+        except DataError as error:
+            self.reset()  # the state has no numbers either
+            raise DataError(f"{error} A new sequence begins") from None
+        result = {"position": self.position, "end": end, **found, "notes": told_unknown(self.unknowns)}
         if end:
             self.reset()
         return result
@@ -95,11 +101,12 @@ class Stream:
             x.to(self.served.dtype) if x.is_floating_point() else x, self.state
         )
         self.position += len(piece)
+        self.unknowns += self.inputs.unknowns(piece)
         self.last = probabilities(logits[:, -1])[0]
 
 
-def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], None]) -> str:
-    """Tell what a language model writes after a prompt, symbol by symbol; return all of it."""
+def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Tell what a language model writes after a prompt, symbol by symbol; return all of it, with notes."""
     options = dict(found)
     prompt = served.inputs.numbers(served.inputs.symbols(checked_text(options.pop("text", None))))
     new, seed = options.pop("new_tokens", 200), options.pop("seed", None)
@@ -134,4 +141,4 @@ def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], Non
         served.model.generate(x, new, generator=generator, callback=each, **options)
     except ValueError as error:  # of an option out of range
         raise DataError(str(error)) from None
-    return "".join(pieces)
+    return {"text": "".join(pieces), "notes": told_unknown(served.inputs.unknowns(prompt))}

@@ -22,16 +22,44 @@ from .sequence import Stream, generate
 
 T = TypeVar("T")
 POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
+OVERHEAD = 1000  # bytes of a message besides its own, about
 
 
 class Gone(Exception):
     """Nobody listens any more."""
 
 
-def here(socket: WebSocket) -> None:
-    """Refuse to go on if the client has left, as far as was received."""
-    if socket.client_state == WebSocketState.DISCONNECTED:
-        raise WebSocketDisconnect
+class Ahead:
+    """The messages of a client, read before their turn: that it leaves is known as soon as that is read.
+
+    Args:
+        most: bytes that may wait; those of a message more are held at most.
+    """
+
+    def __init__(self, socket: WebSocket, most: int) -> None:
+        self.socket, self.most, self.held = socket, most, 0
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+        self.room = asyncio.Event()
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while self.socket.client_state != WebSocketState.DISCONNECTED:
+            message = await self.socket.receive()
+            self.held += self._size(message)
+            self.messages.put_nowait(message)
+            while self.held > self.most:
+                self.room.clear()
+                await self.room.wait()
+
+    async def next(self) -> Message:
+        """Return the message whose turn it is."""
+        message = await self.messages.get()
+        self.held -= self._size(message)
+        self.room.set()
+        return message
+
+    def _size(self, message: Message) -> int:
+        return OVERHEAD + len(message.get("text") or message.get("bytes") or "")
 
 
 def same_site(socket: WebSocket) -> bool:
@@ -41,10 +69,13 @@ def same_site(socket: WebSocket) -> bool:
 
 
 class Streams:
-    """All open streams of a model."""
+    """All open streams of a model; `closing` ends them."""
 
-    def __init__(self, served: Served, executor: Executor, metrics: Metrics, timeout: float, most: int) -> None:
+    def __init__(
+        self, served: Served, executor: Executor, metrics: Metrics, timeout: float, most: int, ahead: int
+    ) -> None:
         self.served, self.executor, self.metrics, self.timeout, self.most = served, executor, metrics, timeout, most
+        self.ahead, self.closing = ahead, False
         self.writers = ThreadPoolExecutor(most, "writer")  # of their own: a text takes long, and others want answers
         self.open = 0
 
@@ -73,23 +104,22 @@ class Streams:
     async def _classified(self, socket: WebSocket) -> None:
         """Answer every chunk by the prediction so far."""
         stream = await self._run(Stream, self.served)
-        coming = asyncio.create_task(socket.receive())
+        coming = Ahead(socket, self.ahead)
         try:
             while True:
-                message = await self._received(coming)
-                coming = asyncio.create_task(socket.receive())  # tells, while the model runs, if the client leaves
+                message = await self._received(coming.next())
                 try:
                     pieces, end = await asyncio.to_thread(stream.pieces, message)
+                    for piece in pieces:
+                        self._here(socket)
+                        await self._run(stream.feed, piece)
+                        self.metrics.positions.inc(len(piece))
+                    answer = await self._run(stream.answer, end)
                 except DataError as error:
-                    await self._send(socket, {"error": str(error)})
-                    continue
-                for piece in pieces:
-                    here(socket)
-                    await self._run(stream.feed, piece)
-                    self.metrics.positions.inc(len(piece))
-                await self._send(socket, await self._run(stream.answer, end))
+                    answer = {"error": str(error)}
+                await self._send(socket, answer)
         finally:
-            coming.cancel()
+            coming.task.cancel()
 
     async def _generated(self, socket: WebSocket) -> None:
         """Answer every prompt by what follows it, symbol by symbol and then as a whole."""
@@ -98,12 +128,12 @@ class Streams:
             try:
                 if isinstance(message, bytes):
                     raise DataError('expected JSON, {"text": "..."}; got bytes')
-                answer = {"text": await self._written(socket, parsed(message)), "end": True}
+                answer = await self._written(socket, parsed(message)) | {"end": True}
             except DataError as error:
                 answer = {"error": str(error)}
             await self._send(socket, answer)
 
-    async def _written(self, socket: WebSocket, found: dict[str, Any]) -> str:
+    async def _written(self, socket: WebSocket, found: dict[str, Any]) -> dict[str, Any]:
         loop, gone = asyncio.get_running_loop(), threading.Event()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -112,10 +142,10 @@ class Streams:
                 raise Gone
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        def write() -> str:
+        def write() -> dict[str, Any]:
             with suppress(Gone):
                 return generate(self.served, found, tell)
-            return ""
+            return {}
 
         job = loop.run_in_executor(self.writers, write)
         job.add_done_callback(lambda _: pieces.put_nowait(None))
@@ -138,8 +168,13 @@ class Streams:
         text = message.get("text")
         return message["bytes"] if text is None else text
 
+    def _here(self, socket: WebSocket) -> None:
+        """Refuse to go on if the client has left, as far as was received, or the server leaves."""
+        if self.closing or socket.client_state == WebSocketState.DISCONNECTED:
+            raise WebSocketDisconnect
+
     async def _send(self, socket: WebSocket, answer: dict[str, Any]) -> None:
-        here(socket)
+        self._here(socket)
         async with asyncio.timeout(self.timeout):
             await socket.send_json(answer)
 

@@ -178,12 +178,12 @@ class Inputs:
         return text if self.kind == "text" else text.split()
 
     def numbers(self, symbols: Sequence[Any]) -> np.ndarray:
-        """Return the numbers of symbols, int64; of texts, a character that was not learnt is <unk>.
+        """Return the numbers of symbols, int64; in a text, given as a string, what was not learnt is <unk>.
 
         What stands for padding, for the unknown and for the end is no symbol that an input may have.
         """
         self.takes("text", "tokens")
-        unknown = self.codes.get(UNKNOWN) if self.kind == "text" else None
+        unknown = self.codes.get(UNKNOWN) if isinstance(symbols, str) else None
         found = np.empty(len(symbols), np.int64)
         for i, symbol in enumerate(symbols):
             code = None if symbol in SPECIAL else self.codes.get(str(symbol), unknown)
@@ -193,17 +193,24 @@ class Inputs:
             found[i] = code
         return found
 
+    def unknowns(self, x: np.ndarray) -> int:
+        """Return how many of the numbers that `numbers` gave stand for <unk>."""
+        return int((x == self.codes[UNKNOWN]).sum()) if UNKNOWN in self.codes else 0
+
     def tokens(self, symbols: Sequence[Any]) -> Row:
         """Return a sequence of symbols as in training: cut to the length, <eos> included."""
         if not symbols:
             raise DataError("expected at least one symbol; got none")
         room = self.length - len(self.end)
         notes = [] if len(symbols) <= room else [f"only the first {room:,} of {len(symbols):,} symbols were used"]
-        return Row(np.append(self.numbers(symbols[:room]), self.end).astype(np.int64), notes)
+        x = self.numbers(symbols[:room])
+        return Row(np.append(x, self.end).astype(np.int64), notes + told_unknown(self.unknowns(x)))
 
     def array(self, values: Any) -> np.ndarray:
         """Return numbers as float32 (n, channels), as they are."""
         self.takes("values", "audio", "image")
+        if not isinstance(values, np.ndarray) and (got := _strange(values)):
+            raise DataError(f"values must be numbers of shape (length, {self.channels}); got {got}")
         try:
             x = np.asarray(values)
         except ValueError:
@@ -292,3 +299,22 @@ class Inputs:
             notes = [f"resized from {width:,} x {height:,} to {self.width} x {self.height} pixels"]
         pixels = np.broadcast_to(pixels, (self.height, self.width, self.channels))
         return Row(self.values(pixels.reshape(-1, self.channels)).x, notes)
+
+
+def told_unknown(n: int) -> list[str]:
+    """Return the note that so many symbols are unknown; none if there are none."""
+    return [f"{n:,} symbol{' is' if n == 1 else 's are'} unknown to the model"] if n else []
+
+
+def _strange(values: Any, deep: int = 2) -> str | None:
+    """Return what is neither a number nor a list of them, at most so deep; None if nothing is.
+
+    numpy would make an array of it first, all of whose items are as wide as the longest string.
+    """
+    if not isinstance(values, list):
+        return None if type(values) in (int, float) else f"something that is no number: {values!r:.60}"
+    if deep == 0:
+        return "lists that are more than two deep"
+    if {*map(type, values)} <= {int, float}:
+        return None
+    return next(filter(None, (_strange(value, deep - 1) for value in values)), None)
