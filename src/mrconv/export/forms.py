@@ -32,9 +32,12 @@ def convolve(
         kernel = _dense(values, lags, ahead).flip(1)[:, None]
         y = F.conv1d(F.pad(x, (behind, ahead)), kernel, groups=x.shape[1])
     elif len(lags) <= SHIFTS:
-        padded = F.pad(x, (behind, ahead))
-        taps = zip(values[..., None].unbind(1), lags, strict=True)
-        y = sum(value * padded[..., behind - lag : behind - lag + x.shape[2]] for value, lag in taps)  # type: ignore[assignment]
+        padded = F.pad(x.mT, (0, 0, behind, ahead))  # channels last, as models have them: compilers vectorise over these
+        shifted = [padded[:, behind - lag : behind - lag + x.shape[2]] for lag in lags]
+        y = values[:, 0] * shifted[0]
+        for i in range(1, len(lags)):
+            y = torch.addcmul(y, values[:, i], shifted[i])
+        y = y.mT
     else:
         y = _spectral(x, _dense(values, lags, ahead), ahead, longest, products)
     y = y if bias is None else y + bias[:, None]
