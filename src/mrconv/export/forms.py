@@ -32,7 +32,7 @@ def convolve(
         kernel = _dense(values, lags, ahead).flip(1)[:, None]
         y = F.conv1d(F.pad(x, (behind, ahead)), kernel, groups=x.shape[1])
     elif len(lags) <= SHIFTS:
-        padded = F.pad(x.mT, (0, 0, behind, ahead))  # channels last, as models have them: compilers vectorise over these
+        padded = F.pad(x.mT, (0, 0, behind, ahead))  # channels last, over which compilers vectorise
         shifted = [padded[:, behind - lag : behind - lag + x.shape[2]] for lag in lags]
         y = values[:, 0] * shifted[0]
         for i in range(1, len(lags)):
