@@ -79,7 +79,8 @@ def composed(overrides: Sequence[str]) -> Experiment:
 def _experiment(config: Any) -> Experiment:
     """Return the experiment; a ready one with another mixer than its own goes by another name."""
     experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
-    mixer_class(experiment.mixer)  # or tell that there is none
+    if experiment.mixer != "conv":  # of ConvNeXt, on pictures
+        mixer_class(experiment.mixer)  # or tell that there is none
     known = ready(experiment.name)
     if known and known.get("mixer", "mrconv") != experiment.mixer:
         experiment.name += f"-{experiment.mixer}"
