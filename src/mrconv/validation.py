@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 
 import torch
@@ -17,16 +17,18 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 def check_positive_int(**values: object) -> None:
     """Refuse anything but integers from 1 on."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1; got {value!r}")
+    _check_integers(1, values)
 
 
 def check_count(**values: object) -> None:
     """Refuse anything but integers from 0 on."""
+    _check_integers(0, values)
+
+
+def _check_integers(least: int, values: Mapping[str, object]) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-            raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}")
 
 
 def positive_pair(name: str, value: float | Sequence[float]) -> tuple[float, float]:

@@ -310,7 +310,8 @@ def option_names(cls: type[nn.Module]) -> set[str]:
     for base in cls.__mro__:
         if "__init__" in vars(base):
             parameters = inspect.signature(vars(base)["__init__"]).parameters
-            found |= set(parameters)
-            if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+            passed_on = {n for n, each in parameters.items() if each.kind is inspect.Parameter.VAR_KEYWORD}
+            found |= set(parameters) - (passed_on - {"layer"})
+            if not passed_on:
                 break
-    return found - {"self", "d_model", "l_max", "device", "dtype", "options", "factory"} - getattr(cls, "fixed", set())
+    return found - {"self", "d_model", "l_max", "device", "dtype"} - getattr(cls, "fixed", set())
