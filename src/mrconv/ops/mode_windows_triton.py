@@ -307,6 +307,7 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
         q = tl.load(numbers + N * C + c, c < C, 0.0)
         a = tl.load(numbers + 2 * N * C + c, c < C, 0.0)
         v = tl.where(valid, s[None, :] * pull - a[None, :] - q[None, :] * v, 0.0)
+        v = v.to(dc.dtype.element_ty).to(WIDE)  # as it is stored: what enters a carry is what leaves it again
         tl.store(at, v, (t + j < L)[:, None] & real)
         _store_sums(v, rows + 2 * M * BL, sums, BL - 1 - j, c, C, M, BL)
         if tl.load(shapes + 3 * i + 2) != 0:
@@ -456,16 +457,21 @@ class ModeWindows:
     ) -> tuple[Tensor, Tensor]:
         """Return du and the factors' gradient for dc_b = s_b g - a_b - q_b c_b; numbers (3, nb, C) are s, q and a.
 
-        A few sequences at a time, since every branch's dc is in memory meanwhile.
+        A few sequences at a time, since every branch's dc is in memory meanwhile; in half precision if u is.
         """
         B, C, L = u.shape
         du = torch.empty_like(u)
         dfactors = torch.zeros_like(factors, dtype=torch.float64)
-        count = max(1, min(B, SLICE_BYTES // (self.nb * C * L * factors.element_size())))
+        dtype = u.dtype if u.element_size() == 2 else self.dtype
+        count = max(1, min(B, SLICE_BYTES // (self.nb * C * L * dtype.itemsize)))
+        shape = (self.nb, count, L, C) if u.stride(1) == 1 else (self.nb, count, C, L)
+        scratch = u.new_empty(shape, dtype=dtype)
+        scratch = scratch.transpose(2, 3) if u.stride(1) == 1 else scratch
         for start in range(0, B, count):
             rows = slice(start, start + count)
-            dc, dfactors_here, sums = self._pull(
-                u[rows], g[rows], carries[rows], factors, numbers, None if lengths is None else lengths[rows]
+            dc = scratch[:, : len(u[rows])]
+            dfactors_here, sums = self._pull(
+                u[rows], g[rows], carries[rows], factors, numbers, None if lengths is None else lengths[rows], dc
             )
             dfactors += dfactors_here
             back = self.carries_from(sums)
@@ -473,14 +479,11 @@ class ModeWindows:
         return du, dfactors
 
     def _pull(
-        self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor, numbers: Tensor, lengths: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return dc (nb, B, C, L), the factors' gradient and the sums of dc's tiles in reversed time."""
+        self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor, numbers: Tensor, lengths: Tensor | None,
+        dc: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Write dc (nb, B, C, L); return the factors' gradient and the sums of dc's tiles in reversed time."""
         grid, (B, C, L) = tiles(u, ROWS, COLUMNS), u.shape
-        if u.stride(1) == 1:
-            dc = self._numbers(self.nb, B, L, C, like=u).transpose(2, 3)
-        else:
-            dc = self._numbers(self.nb, B, C, L, like=u)
         parts = self._numbers(grid[0] * B, *factors.shape, like=u)
         sums = self._numbers(2, B, grid[0], *factors.shape, like=u)
         _pull_kernel[grid](
@@ -488,4 +491,4 @@ class ModeWindows:
             self.nb, *u.stride(), *g.stride(), *dc.stride(), sums.stride(0), MASKED=lengths is not None,
             **self.cut, **self.wide, **self.tile,
         )  # fmt: skip
-        return dc, parts.sum(0, dtype=torch.float64), sums
+        return parts.sum(0, dtype=torch.float64), sums
