@@ -32,7 +32,7 @@ from mrconv.tasks import Batch, Prepared
 from mrconv.training.compose import composed
 from mrconv.training.config import Experiment
 from mrconv.training.graphs import GraphedStep
-from mrconv.training.module import build_model, logits
+from mrconv.training.module import build_model, compile_blocks, logits
 
 EXPERIMENTS = ("listops-base", "text-base", "image-base", "pathfinder-base")
 # tokens there are (0: values), classes, length, training examples
@@ -67,12 +67,13 @@ def measure(experiment: Experiment, precision: str, compiled: bool, rounds: int)
     e = experiment
     inputs, data = batch(e)
     model = build_model(e, data).cuda()
-    run_model: Any = torch.compile(model) if compiled else model
+    if compiled:
+        compile_blocks(model)
     optimizer = torch.optim.AdamW(param_groups(model, e.lr, e.weight_decay, e.kernel_lr), fused=True)
 
     def step(inputs: Batch) -> tuple[Tensor, ...]:
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16"):
-            loss = F.cross_entropy(logits(run_model, inputs).float(), inputs.y)
+            loss = F.cross_entropy(logits(model, inputs).float(), inputs.y)
         loss.backward()
         return (loss.detach(),)
 

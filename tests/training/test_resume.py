@@ -19,9 +19,9 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from mrconv.training import checkpoints, record, run
 from mrconv.training.checkpoints import AtomicIO, last_good
 from mrconv.training.metrics import SCORES
-from mrconv.training.module import NotFinite, Training, build_model
+from mrconv.training.module import NotFinite, Training
 
-from .miniature import data, listops
+from .miniature import listops
 
 
 def start(folder, epochs=3):
@@ -259,13 +259,3 @@ def test_a_run_stopped_within_an_epoch_ends_with_the_same_bits(tmp_path, monkeyp
     assert result["epochs_done"] == 2
     tables = [(tmp_path / each / "metrics.csv").read_text() for each in ("unbroken", "stopped")]
     assert tables[0] == tables[1]
-
-
-def test_compiling_or_not_does_not_change_checkpoints(tmp_path):
-    tiny = data("listops")
-    states = []
-    for compile_ in (False, True):
-        experiment = listops(compile=compile_)
-        training = Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val"])
-        states.append(set(training.state_dict()))
-    assert states[0] == states[1]

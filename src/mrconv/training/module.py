@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from torchmetrics import Metric, SumMetric
 
 from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
+from mrconv.block import MRConvBlock
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
 from mrconv.tasks.windows import IGNORED
+from mrconv.vision import ConvNeXtBlock
 
 from .config import Experiment
 from .graphs import GraphedStep
@@ -25,6 +27,7 @@ from .schedule import cosine_with_warmup
 from .vision import build_vision
 
 CHECK_EVERY = 100  # steps between looks at the loss, each of which waits for the device
+MOST_SHAPES = 64  # of batches that blocks are compiled for; torch's own limit of 8 is fewer than paddings may make
 
 
 class NotFinite(RuntimeError):
@@ -84,10 +87,19 @@ def cross_entropy(found: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     return F.cross_entropy(found, labels, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
+def compile_blocks(model: nn.Module, few_shapes: bool = True) -> None:
+    """Have each block run compiled, by code for the very shape of a batch if there are few.
+
+    Blocks that are alike share it. Weights, their names and copies of the model are what they were, not compiled.
+    """
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    for module in model.modules():
+        if isinstance(module, (MRConvBlock, ConvNeXtBlock)):
+            module.compile(dynamic=False if few_shapes else None)
+
+
 class Training(pl.LightningModule):
     """Training by cross-entropy, of a class for every example or of every next token."""
-
-    run_model: nn.Module
 
     def __init__(
         self,
@@ -102,8 +114,8 @@ class Training(pl.LightningModule):
         self.experiment, self.model, self.steps_per_epoch = experiment, model, steps_per_epoch
         self.evaluated = tuple(evaluated)  # the splits that validation goes through
         self.few_shapes = few_shapes  # of batches, so that a graph can be kept for each
-        # beside the module's own parts: compiled or not, checkpoints are the same
-        object.__setattr__(self, "run_model", torch.compile(model) if experiment.compile else model)
+        if experiment.compile:
+            compile_blocks(model, few_shapes)
         self.automatic_optimization = False  # a graph holds forward and backward
         self.graphed: GraphedStep | None = None
         self.merged: list[nn.Module] = []  # while validating; a list, so that it is no part of this module
@@ -143,7 +155,7 @@ class Training(pl.LightningModule):
 
     def pass_through(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Go forward and back; return the loss and the logits."""
-        found = logits(self.run_model, batch)
+        found = logits(self.model, batch)
         loss = cross_entropy(found, batch.y, self.experiment.label_smoothing)
         with torch.autocast(self.device.type, enabled=False):
             self.manual_backward(loss)

@@ -1,0 +1,74 @@
+"""`compile=true`: the same training, one compilation for all blocks and each shape of batch."""
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from mrconv.tasks import ResidentLoader
+from mrconv.training import run
+from mrconv.training.metrics import SCORES
+from mrconv.training.module import Training, build_model, compile_blocks, cross_entropy, logits
+
+from .miniature import data, listops, small
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def test_gradients_and_statistics_are_the_same_and_alike_blocks_share_code():
+    tiny = data("listops", 64)
+    experiment = small(listops(dropout=0.0))
+    batches, shapes = [], set()
+    for batch in ResidentLoader(tiny, "train", 4, pad=16, device=DEVICE):
+        if batch.x.shape not in shapes and len(shapes) < 2:
+            shapes.add(batch.x.shape)
+            batches += [batch, batch]
+    assert len(shapes) == 2
+    plain = build_model(experiment, tiny).to(DEVICE).train()
+    assert len(plain.backbone.blocks) > 1
+    compiled = copy.deepcopy(plain)
+    compile_blocks(compiled)
+    for batch in batches:
+        for model in (plain, compiled):
+            model.zero_grad()
+            cross_entropy(logits(model, batch), batch.y).backward()
+        for a, b in zip(plain.parameters(), compiled.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
+        for a, b in zip(plain.buffers(), compiled.buffers(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+def test_checkpoints_and_copies_know_nothing_of_it():
+    tiny = data("listops")
+    found = []
+    for compiled in (False, True):
+        experiment = listops(compile=compiled)
+        found.append(Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val"]))
+    assert set(found[0].state_dict()) == set(found[1].state_dict())
+    assert all(block._compiled_call_impl is not None for block in found[1].model.backbone.blocks)
+    assert all(block._compiled_call_impl is None for block in copy.deepcopy(found[1].model).backbone.blocks)
+
+
+def test_a_run_ends_where_it_ends_uncompiled(tmp_path, monkeypatch):
+    tiny = data("listops", 64)
+    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    ends = []
+    for compiled in (False, True):
+        options = {"limit_train": 0, "dropout": 0.0, "epochs": 2, "pad": 64, "precision": "float32"}
+        run.train(small(listops(), compile=compiled, **options), tmp_path / str(compiled), quiet=True)
+        ends.append(torch.load(tmp_path / str(compiled) / "last.ckpt", weights_only=True)["state_dict"])
+    assert counters["stats"]["unique_graphs"] >= 1
+    for name, a in ends[0].items():
+        if a.is_floating_point() and name.startswith("model."):
+            assert (a - ends[1][name]).norm() <= 1e-3 * (1 + a.norm()), name
