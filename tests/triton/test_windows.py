@@ -184,6 +184,17 @@ def test_layers_run_as_waves_where_that_is_cheapest(kernel_size, monkeypatch):
     assert all(relative(found[name].cpu(), g) < 1e-9 for name, g in grads.items() if g.norm() > 1e-9)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (33, 2, 65), (300, 3, 5), (2049, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_are_summed_in_float64(shape, dtype):
+    from mrconv.ops.triton_tools import summed
+
+    parts = torch.randn(shape, dtype=dtype, device=DEVICE) + 1e3
+    found = summed(parts)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, parts.double().sum(0), rtol=1e-14, atol=0)
+
+
 def test_gradients_have_the_input_s_memory_format():
     u = torch.randn(2, 9, 3, device=DEVICE).transpose(1, 2).requires_grad_()
     heights, weight = (torch.randn(2, 3, device=DEVICE) for _ in range(2))

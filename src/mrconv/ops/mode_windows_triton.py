@@ -23,7 +23,7 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import tiles
+from .triton_tools import summed, tiles
 
 ROWS, COLUMNS, WARPS = 32, 32, 1  # of a tile: positions, channels; a channel a thread makes running sums cheapest
 STEPS = 8  # tiles whose carries are found at a time
@@ -416,7 +416,7 @@ class ModeWindows:
             u, *self.waves, factors, carries, u if lengths is None else lengths, parts, C, L, self.nb, *u.stride(),
             MASKED=lengths is not None, **self.cut, **self.wide, **self.tile,
         )  # fmt: skip
-        return parts.sum(0, dtype=torch.float64)
+        return summed(parts)
 
     def output(self, u: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor) -> Tensor:
         """y = sum over branches and basis functions, weighted by factors (nb, rank, C), + skip u + bias."""
@@ -442,8 +442,8 @@ class ModeWindows:
             u, g, *self.waves, factors, carries, parts, C, L, self.nb, *u.stride(), *g.stride(),
             **self.cut, **self.wide, **self.tile,
         )  # fmt: skip
-        total = parts.sum(0, dtype=torch.float64).to(self.dtype)
-        return total[: self.nb], total[self.nb], total[self.nb + 1]
+        found = summed(parts).to(self.dtype)
+        return found[: self.nb], found[self.nb], found[self.nb + 1]
 
     def pull(
         self,
@@ -491,4 +491,4 @@ class ModeWindows:
             self.nb, *u.stride(), *g.stride(), *dc.stride(), sums.stride(0), MASKED=lengths is not None,
             **self.cut, **self.wide, **self.tile,
         )  # fmt: skip
-        return parts.sum(0, dtype=torch.float64), sums
+        return summed(parts), sums

@@ -14,6 +14,8 @@ from .constants import integers_on
 
 MOST = 2**16 - 1
 """Programs that CUDA launches along the second and the third axis of a grid."""
+SUMMED_TILE = 8, 128  # rows and columns that a program of `summed` adds at a time
+SHARE, MOST_SHARES = 32, 64  # rows that are worth a program of their own, and programs along the rows
 
 
 @triton.jit
@@ -42,6 +44,31 @@ def narrow(x, like):  # type: ignore[no-untyped-def]
 def gelu(x):  # type: ignore[no-untyped-def]
     """GELU in float32 or float64, exact."""
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit(do_not_specialize=["rows", "share"])
+def _summed_kernel(x, out, rows, columns, share, BR: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    begin = tl.program_id(1) * share
+    end = tl.minimum(begin + share, rows)
+    total = tl.zeros([BR, BC], tl.float64)
+    for start in range(begin, end, BR):
+        row = start + tl.arange(0, BR)
+        inside = (row < end)[:, None] & (c < columns)[None, :]
+        total += widen(tl.load(x + offsets(row, c, columns, 1), inside, 0.0))
+    tl.store(out + tl.program_id(1).to(tl.int64) * columns + c, tl.sum(total, 0), c < columns)
+
+
+def summed(parts: Tensor) -> Tensor:
+    """Sum over the first dimension, in float64. torch would make a copy of all parts in float64 first."""
+    rows, shape = parts.shape[0], parts.shape[1:]
+    shares = min(MOST_SHARES, triton.cdiv(rows, SHARE))
+    out = parts.new_empty(shares, shape.numel(), dtype=torch.float64)
+    grid = (triton.cdiv(shape.numel(), SUMMED_TILE[1]), shares)
+    _summed_kernel[grid](
+        parts.contiguous(), out, rows, shape.numel(), triton.cdiv(rows, shares), BR=SUMMED_TILE[0], BC=SUMMED_TILE[1]
+    )
+    return out.sum(0).view(shape)
 
 
 def tiles(x: Tensor, rows: int, columns: int) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import narrow, offsets, on_device, tiles, widen
+from .triton_tools import narrow, offsets, on_device, summed, tiles, widen
 
 ROWS, COLUMNS = 128, 16  # of a tile: positions, channels; the best of those tried on an H200
 CHUNK = 1024  # positions that one program goes through in order
@@ -205,7 +205,7 @@ def window_moments(S: Tensor, widths: Sequence[int], lengths: Tensor | None, dty
         S, on_device(widths, S), S if lengths is None else lengths, parts, C, L, N, *S.stride(),
         MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
     )  # fmt: skip
-    return parts.sum(0, dtype=torch.float64)
+    return summed(parts)
 
 
 def window_sum(
@@ -230,7 +230,7 @@ def window_products(
     _products_kernel[grid](
         S, u, g, on_device(widths, S), parts, C, L, N, *S.stride(), *u.stride(), *g.stride(), BL=ROWS, BC=COLUMNS
     )
-    total = parts.sum(0, dtype=torch.float64)
+    total = summed(parts)
     return total[:N], total[N], total[N + 1]
 
 
