@@ -1,0 +1,81 @@
+"""Compile all Triton kernels for a GPU that need not be there: `python -m tests.compile_triton 90`, told as JSON.
+
+The ops run on CPU tensors with kernels that are compiled and never launched, so that what they return means nothing.
+"""
+
+import copy
+import importlib
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver, jit
+
+from mrconv import MRConv, ops, reparameterize
+from mrconv.ops import backends
+
+KINDS = [("fourier", 1), ("fourier", 2), ("fourier", 8), ("dilated", 4), ("fourier+sparse", 8)]
+
+
+class Absent:
+    """As much of a driver as compilation asks for."""
+
+    def __init__(self, capability):
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=None):
+        return 0
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+
+def name_of(kernel):
+    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+
+
+def there_are():
+    """Return the names of all kernels."""
+    folder = Path(ops.__file__).parent
+    modules = [importlib.import_module(f"mrconv.ops.{path.stem}") for path in sorted(folder.glob("*triton*.py"))]
+    each = itertools.chain.from_iterable(vars(module).values() for module in modules)
+    found = {name_of(kernel) for kernel in each if isinstance(kernel, jit.JITFunction)}
+    return {name for name in found if name.endswith("_kernel")}
+
+
+def main(capability):
+    """Print what was compiled, with the most bytes of shared memory of each, and what was not."""
+    shared = {}
+    run = jit.JITFunction.run
+
+    def compiled(self, *args, grid, warmup=False, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        assert f".target sm_{capability}" in kernel.asm["ptx"]
+        shared[name_of(self)] = max(shared.get(name_of(self), 0), kernel.metadata.shared)
+        return kernel
+
+    jit.JITFunction.run = compiled
+    driver.set_active(Absent(capability))
+    backends.triton_unavailable = lambda x: None
+    for (kernel, size), dtype in itertools.product(KINDS, (torch.float32, torch.bfloat16)):
+        layer = MRConv(32, 2048, kernel=kernel, kernel_size=size, bidirectional=size == 8, backend="triton")
+        u = torch.randn(2, 1100, 32, dtype=dtype, requires_grad=True)
+        reparameterize(copy.deepcopy(layer).eval())(u, gelu=True)
+        layer(u, gelu=True).sum().backward()
+        layer(u, torch.tensor([1100, 60])).sum().backward()
+    for dtype in (torch.float32, torch.float16):
+        ops.toeplitz_conv(torch.randn(2, 32, 100, dtype=dtype), torch.randn(32, 100))
+    json.dump({"shared": shared, "missed": sorted(there_are() - set(shared))}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,37 @@
+"""Every Triton kernel compiles for GPUs that are not here, and fits into their shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+KIB = 2**10
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("capability", "room"),
+    [
+        pytest.param(75, 64 * KIB, id="Turing", marks=SLOW),
+        pytest.param(80, 163 * KIB, id="Ampere", marks=SLOW),
+        pytest.param(86, 99 * KIB, id="Ampere, smaller"),
+        pytest.param(89, 99 * KIB, id="Ada", marks=SLOW),
+        pytest.param(90, 227 * KIB, id="Hopper"),
+        pytest.param(100, 227 * KIB, id="Blackwell", marks=SLOW),
+        pytest.param(120, 99 * KIB, id="Blackwell, smaller", marks=SLOW),
+    ],
+)
+def test_kernels_compile(capability, room, tmp_path):
+    root = Path(__file__).parents[1]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.compile_triton", str(capability)]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["missed"] == []
+    assert {name: shared for name, shared in found["shared"].items() if shared > room} == {}
