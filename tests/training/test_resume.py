@@ -71,6 +71,31 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(unbroken):
         assert last_good(folder) == folder / "previous.ckpt"
 
 
+@pytest.mark.filterwarnings("ignore:.*last.ckpt cannot be read")
+def test_going_on_from_the_previous_checkpoint_keeps_it(tmp_path, monkeypatch):
+    experiment, folder = listops(data_dir=str(tmp_path / "data")), tmp_path / "run"
+    plain = run.make_trainer
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop(9)]))
+    with pytest.raises(SystemExit):
+        run.train(experiment, folder, quiet=True)
+    monkeypatch.setattr(run, "make_trainer", plain)
+    (folder / "last.ckpt").unlink()
+    (folder / "last.ckpt").write_bytes(b"damaged")
+
+    def full(checkpoint, file):
+        raise OSError(28, "No space left on device")
+
+    save = torch.save
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.train(experiment, folder, quiet=True)
+    monkeypatch.setattr(torch, "save", save)
+    assert last_good(folder) == folder / "previous.ckpt"
+    assert run.train(experiment, folder, quiet=True)["epochs_done"] == 3
+    steps = [torch.load(folder / name, weights_only=True)["global_step"] for name in ("last.ckpt", "previous.ckpt")]
+    assert steps == [12, 8]
+
+
 def test_a_checkpoint_with_code_in_it_is_not_run(tmp_path):
     class Evil:
         def __reduce__(self):

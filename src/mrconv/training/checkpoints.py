@@ -56,6 +56,7 @@ class Checkpoints(Callback):
         self.history: list[dict[str, float]] = []
         self.best: float | None = None
         self.best_epoch = -1
+        self.sound = False  # whether the last checkpoint is one that this run came from or wrote
         self.between = False  # two batches of training: where a run can be stopped and go on
         self.before = 0.0  # seconds of training before this process began
         self.started = self.saved = time.monotonic()
@@ -102,11 +103,12 @@ class Checkpoints(Callback):
                 self.save(trainer)
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write the last checkpoint; what was the last becomes the previous one."""
+        """Write the last checkpoint; what was the last becomes the previous one, unless it was damaged."""
         last = self.folder / LAST
-        if trainer.is_global_zero and last.exists():
+        if trainer.is_global_zero and self.sound and last.exists():
             _link(last, self.folder / PREVIOUS)
         trainer.save_checkpoint(last)
+        self.sound = True
         self.saved = time.monotonic()
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:

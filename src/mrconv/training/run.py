@@ -58,6 +58,7 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
     checkpoint = last_good(folder)
     metric = SCORES[data.metric]
     watch = Checkpoints(folder, module.watched, metric, experiment.checkpoint_minutes)
+    watch.sound = checkpoint == folder / LAST
     trainer = make_trainer(experiment, folder, [watch] if quiet else [watch, EpochLines(metric)])
     steps = module.steps_per_epoch(trainer.world_size)
     if steps == 0:
