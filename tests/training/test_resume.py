@@ -71,6 +71,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(unbroken):
         assert last_good(folder) == folder / "previous.ckpt"
 
 
+def test_damaged_tensors_are_noticed(tmp_path):
+    torch.save({"mrconv": {}, "weights": torch.full((1000,), 3.0)}, tmp_path / "last.ckpt")
+    assert last_good(tmp_path) == tmp_path / "last.ckpt"
+    content = bytearray((tmp_path / "last.ckpt").read_bytes())
+    content[content.index(torch.full((100,), 3.0).numpy().tobytes()) + 50] ^= 1
+    (tmp_path / "last.ckpt").write_bytes(content)
+    with pytest.warns(UserWarning, match=r"last\.ckpt cannot be read .*last/data/0 in it is damaged"):
+        assert last_good(tmp_path) is None
+
+
 @pytest.mark.filterwarnings("ignore:.*last.ckpt cannot be read")
 def test_going_on_from_the_previous_checkpoint_keeps_it(tmp_path, monkeypatch):
     experiment, folder = listops(data_dir=str(tmp_path / "data")), tmp_path / "run"

@@ -8,6 +8,7 @@ import os
 import random
 import time
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -211,10 +212,12 @@ def last_good(folder: Path, names: Sequence[str] = (LAST, PREVIOUS, BEST)) -> Pa
         if not path.exists():
             continue
         try:
-            if "mrconv" in torch.load(path, map_location="meta", weights_only=True, mmap=True):
-                torch.load(path, map_location="cpu", weights_only=True)
+            known = "mrconv" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
+            with zipfile.ZipFile(path) as file:
+                damaged = file.testzip()  # tensors too, whose checksums torch does not look at
+            if known and damaged is None:
                 return path
-            reason = "it is not a checkpoint of mrconv"
+            reason = f"{damaged} in it is damaged" if known else "it is not a checkpoint of mrconv"
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(f"{path} cannot be read and is left alone: {reason}", stacklevel=2)
