@@ -145,8 +145,45 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_rate_and_checkpo
 
     monkeypatch.setattr(Training, "training_step", sick)
     experiment = listops(data_dir=str(tmp_path / "data"))
-    with pytest.raises(NotFinite, match=r"loss at step 5 is not finite \(learning rate now .*last\.ckpt"):
+    with pytest.raises(NotFinite, match=r"loss at step 5 is not finite \(learning rate 0\.003\).*last\.ckpt"):
         run.train(experiment, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("when", ["at an epoch's end", "after a while", "asked to stop"])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, when):
+    plain, trainer = Training.training_step, run.make_trainer
+    step, saved = {"at an epoch's end": (8, 4), "after a while": (6, 5), "asked to stop": (6, 4)}[when]
+
+    def spoils(self, batch, index):
+        loss = plain(self, batch, index)
+        if self.global_step == step:
+            self.model.head.weight.data[0, 0] = math.inf
+        return loss
+
+    monkeypatch.setattr(Training, "training_step", spoils)
+    if when == "asked to stop":
+        monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: trainer(e, f, [*callbacks, Stop(step)]))
+    minutes = 1e-9 if when == "after a while" else 10
+    experiment, folder = listops(data_dir=str(tmp_path / "data"), checkpoint_minutes=minutes), tmp_path / "run"
+    told = f"weights after step {step} are not finite .*last.ckpt|143"
+    with pytest.raises((NotFinite, SystemExit), match=told):
+        run.train(experiment, folder, quiet=True)
+    assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == saved
+    assert all(value.isfinite().all() for value in weights(folder).values())
+
+
+def test_an_epoch_whose_validation_loss_is_not_finite_is_not_the_best(tmp_path, monkeypatch):
+    plain = Training._log
+
+    def log(self, scores, name):
+        if name == "val" and self.current_epoch == 1:
+            self._scores("val").loss.update(math.nan)
+        plain(self, scores, name)
+
+    monkeypatch.setattr(Training, "_log", log)
+    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: True)
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
+    assert run.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
 
 
 def test_a_run_can_be_finished_where_it_stands_and_still_go_on(tmp_path, monkeypatch):

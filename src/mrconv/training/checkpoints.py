@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import os
 import random
 import time
@@ -53,7 +54,8 @@ class Checkpoints(Callback):
     """Keeps the last checkpoint, the one before it, the best by the watched score, and a table of all scores."""
 
     def __init__(self, folder: Path, split: str, metric: Score, minutes: float) -> None:
-        self.folder, self.watched, self.metric, self.every = folder, f"{split}/{metric.name}", metric, 60 * minutes
+        self.folder, self.metric, self.every = folder, metric, 60 * minutes
+        self.watched, self.loss = f"{split}/{metric.name}", f"{split}/loss"
         self.history: list[dict[str, float]] = []
         self.best: float | None = None
         self.best_epoch = -1
@@ -71,10 +73,10 @@ class Checkpoints(Callback):
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         self.history.append({"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": lr, **found})
         score = found[self.watched]
-        better = self.best is None or self.metric.better(score, self.best)
+        better = math.isfinite(found[self.loss]) and (self.best is None or self.metric.better(score, self.best))
         if better:
             self.best, self.best_epoch = score, trainer.current_epoch
-        self.save(trainer)
+        self.save(trainer, module)
         if trainer.is_global_zero:
             write_csv(self.folder / METRICS, self.history)
             if better:
@@ -89,8 +91,7 @@ class Checkpoints(Callback):
             return
         late = time.monotonic() - self.saved > self.every
         if trainer.strategy.reduce_boolean_decision(late, all=False) if trainer.world_size > 1 else late:
-            module.check_loss()  # type: ignore[operator]
-            self.save(trainer)
+            self.save(trainer, module)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         """Know that a step is under way."""
@@ -100,11 +101,11 @@ class Checkpoints(Callback):
         """Keep this state when a scheduler asks to stop between two batches of training, and all is well."""
         if isinstance(exception, SIGTERMException) and self.between:
             with contextlib.suppress(NotFinite):
-                module.check_loss()  # type: ignore[operator]
-                self.save(trainer)
+                self.save(trainer, module)
 
-    def save(self, trainer: pl.Trainer) -> None:
-        """Write the last checkpoint; what was the last becomes the previous one, unless it was damaged."""
+    def save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Write the last checkpoint if weights are finite; what was the last, unless damaged, becomes the previous."""
+        module.check_finite()  # type: ignore[operator]
         last = self.folder / LAST
         if trainer.is_global_zero and self.sound and last.exists():
             _link(last, self.folder / PREVIOUS)

@@ -26,12 +26,12 @@ from .metrics import Score
 from .schedule import cosine_with_warmup
 from .vision import build_vision
 
-CHECK_EVERY = 100  # steps between looks at the loss, each of which waits for the device
+CHECK_EVERY = 100  # steps between looks at losses and weights, each of which waits for the device
 MOST_SHAPES = 64  # of batches that blocks are compiled for; torch's own limit of 8 is fewer than paddings may make
 
 
 class NotFinite(RuntimeError):
-    """The loss is NaN or infinite."""
+    """The loss or a weight is NaN or infinite."""
 
 
 def build_model(experiment: Experiment, data: Prepared) -> Model:
@@ -120,8 +120,8 @@ class Training(pl.LightningModule):
         self.graphed: GraphedStep | None = None
         self.merged: list[nn.Module] = []  # while validating; a list, so that it is no part of this module
         self.scores = nn.ModuleDict({name: Scores(metric) for name in ("fitted", *evaluated)})
-        self.recent: list[Tensor] = []
-        self.recent_from = 1
+        self.recent: list[Tensor] = []  # losses since the last look
+        self.rates: list[float] = []  # the learning rate of each
 
     def on_train_start(self) -> None:
         """Keep what a checkpoint holds of an epoch's scores, the first process's, in that one only; prepare graphs."""
@@ -142,15 +142,15 @@ class Training(pl.LightningModule):
             loss, found = (x.clone() for x in self.graphed(batch))
         if e.clip:
             self.clip_gradients(optimizer.optimizer, e.clip, "norm")
+        rate = optimizer.optimizer.param_groups[0]["lr"]
         optimizer.step()
         self.lr_schedulers().step()  # type: ignore[union-attr]
         labels = batch.y.argmax(-1) if batch.y.is_floating_point() else batch.y  # of mixed pictures, the larger share's
         self._scores("fitted").add(found, labels, loss)
-        if not self.recent:
-            self.recent_from = self.global_step
         self.recent.append(loss)
+        self.rates.append(rate)
         if len(self.recent) == CHECK_EVERY:
-            self.check_loss()
+            self.check_finite()
         return loss
 
     def pass_through(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -161,20 +161,25 @@ class Training(pl.LightningModule):
             self.manual_backward(loss)
         return loss.detach(), found.detach()
 
-    def check_loss(self) -> None:
-        """Stop if a loss since the last look was not finite."""
+    @torch.no_grad()
+    def check_finite(self) -> None:
+        """Stop if a loss since the last look was not finite, or a weight is not; this waits for the device once."""
         if not self.recent:
             return
-        finite = torch.stack(self.recent).isfinite()
-        self.recent = []
-        if not bool(finite.all()):
-            step = self.recent_from + int((~finite).nonzero()[0])
-            lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            raise NotFinite(f"the loss at step {step} is not finite (learning rate now {lr:.2g})")
+        weights = [x for x in (*self.model.parameters(), *self.model.buffers()) if x.is_floating_point()]
+        norms = torch.stack(torch._foreach_norm(weights))
+        finite = torch.cat([torch.stack(self.recent), norms]).isfinite().tolist()
+        rates, self.recent, self.rates = self.rates, [], []
+        if all(finite):
+            return
+        bad, last = finite.index(False), len(rates) - 1
+        step = self.global_step - last + min(bad, last)
+        what = f"the loss at step {step} is" if bad <= last else f"weights after step {step} are"
+        raise NotFinite(f"{what} not finite (learning rate {rates[min(bad, last)]:.2g})")
 
     def on_validation_epoch_start(self) -> None:
-        """Look at the losses since the last look, before weights that may be spoilt are merged."""
-        self.check_loss()
+        """Look at losses and weights, before spoilt ones are merged."""
+        self.check_finite()
 
     def validation_step(self, batch: Batch, index: int, dataloader_idx: int = 0) -> None:
         """Score a batch of one of the evaluated splits, with kernels merged once for all batches where possible."""
