@@ -280,6 +280,30 @@ def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path
     assert time.monotonic() - start < 60
 
 
+def test_a_record_tells_what_trained_a_run_before_it_went_on_elsewhere(tmp_path, monkeypatch):
+    experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=2), tmp_path / "run"
+    plain, here = run.make_trainer, record.environment()
+    monkeypatch.setattr(record, "environment", lambda: here | {"hardware": "old"})
+    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop(3)]))
+    with pytest.raises(SystemExit):
+        run.train(experiment, folder, quiet=True)
+    monkeypatch.setattr(record, "environment", lambda: here)
+    monkeypatch.setattr(run, "make_trainer", plain)
+    found = run.train(experiment, folder, quiet=True)["environment"]
+    assert (found["hardware"], found["from_step"]) == (here["hardware"], 3)
+    assert found["before"] == [here | {"hardware": "old", "from_step": 0, "command": record.command()}]
+
+
+def test_environments_that_trained_nothing_of_a_run_are_forgotten(tmp_path):
+    path = tmp_path / "environment.json"
+    for name, step in (("a", 0), ("a", 2), ("b", 5), ("c", 5), ("c", 7), ("d", 7), ("a", 9)):
+        record.write_json(path, record.going_on({"hardware": name}, path, step))
+    before = [{"from_step": 0, "hardware": "a"}, {"from_step": 5, "hardware": "c"}, {"from_step": 7, "hardware": "d"}]
+    assert record.read_json(path) == {"hardware": "a", "from_step": 9, "before": before}
+    assert record.going_on({"hardware": "a"}, path, 4) == {"hardware": "a"}
+    assert record.going_on({"hardware": "b"}, path, 0) == {"hardware": "b"}
+
+
 @pytest.mark.parametrize("text", ["", "name: mini\ntask_opt", "name: mini\nepochs:", "name: [", "nam: mini"])
 def test_a_damaged_config_is_named(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)

@@ -194,16 +194,16 @@ def _link(source: Path, target: Path) -> None:
             draft.write_bytes(source.read_bytes())
 
 
-def settle(folder: Path, checkpoint: Path) -> None:
-    """Do again what follows the writing of a checkpoint at an epoch's end, and which a kill may have cut short."""
+def settle(folder: Path, checkpoint: Path) -> int:
+    """Do again what a kill may have cut short after a checkpoint was written at an epoch's end; return its step."""
     read = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    own = read["mrconv"]
-    if not own["history"]:
-        return
-    write_csv(folder / METRICS, own["history"])
-    ended = own["history"][-1]
-    if (ended["epoch"], ended["step"]) == (own["best_epoch"] + 1, read["global_step"]):
-        _link(checkpoint, folder / BEST)
+    own, step = read["mrconv"], read["global_step"]
+    if own["history"]:
+        write_csv(folder / METRICS, own["history"])
+        ended = own["history"][-1]
+        if (ended["epoch"], ended["step"]) == (own["best_epoch"] + 1, step):
+            _link(checkpoint, folder / BEST)
+    return step
 
 
 def last_good(folder: Path, names: Sequence[str] = (LAST, PREVIOUS, BEST)) -> Path | None:

@@ -90,6 +90,16 @@ def environment() -> dict[str, Any]:
     }
 
 
+def going_on(now: dict[str, Any], path: Path, step: int) -> dict[str, Any]:
+    """Return the environment of a start at some step, with those before it, in a file, that trained those steps."""
+    there = read_json(path) if path.exists() else {}
+    earlier = [{"from_step": 0} | each for each in (*there.pop("before", []), there)]
+    earlier = [each for each in earlier if each["from_step"] < step]
+    if earlier and earlier[-1] == earlier[-1] | now:
+        step = earlier.pop()["from_step"]
+    return now | {"from_step": step, "before": earlier} if earlier else now
+
+
 def command() -> str:
     """Return the command that was typed, without the path of the program."""
     program = Path(sys.argv[0]).name

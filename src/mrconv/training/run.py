@@ -69,9 +69,9 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
     training = Training(experiment, model, metric, steps, module.evaluated, module.few_shapes)
     if trainer.is_global_zero:
         record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
-        record.write_json(folder / record.ENVIRONMENT, {**record.environment(), "command": record.command()})
-        if checkpoint is not None:
-            settle(folder, checkpoint)
+        step = 0 if checkpoint is None else settle(folder, checkpoint)
+        environment, path = {**record.environment(), "command": record.command()}, folder / record.ENVIRONMENT
+        record.write_json(path, record.going_on(environment, path, step))
     try:
         trainer.fit(training, module, ckpt_path=checkpoint, weights_only=True)
     except SIGTERMException:
