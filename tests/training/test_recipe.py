@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mrconv.training import run
+from mrconv.training import record, run
 from mrconv.training.data import TaskData
 from mrconv.training.metrics import SCORES
 from mrconv.training.module import Scores, Training, build_model
@@ -89,6 +89,12 @@ def test_a_record_says_how_it_was_made(trained):
     assert result["parameters"] > 0
     assert result["config"]["lr"] == 0.003
     assert result["seconds"] > 0
+
+
+def test_a_record_says_where_its_data_came_from(tmp_path):
+    result = run.train(listops(data_dir=str(tmp_path), epochs=1), tmp_path / "run", quiet=True)
+    assert result["data"]["source"] == "generated"
+    assert record.plain({"root": "/there", "files": True, "words": ["a"], "size": 3}) == {"files": True, "size": 3}
 
 
 def test_scores_weigh_batches_by_their_size():

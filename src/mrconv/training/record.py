@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -98,6 +98,11 @@ def going_on(now: dict[str, Any], path: Path, step: int) -> dict[str, Any]:
     if earlier and earlier[-1] == earlier[-1] | now:
         step = earlier.pop()["from_step"]
     return now | {"from_step": step, "before": earlier} if earlier else now
+
+
+def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts on data that are plain values; the folder they lie in is the machine's."""
+    return {name: z for name, z in facts.items() if isinstance(z, str | int | float) and name != "root"}
 
 
 def command() -> str:

@@ -193,6 +193,7 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
         "seed": experiment.seed,
         "command": environment.pop("command"),
         "examples": {name: len(split) for name, split in data.splits.items()},
+        "data": record.plain(data.facts),
         "environment": environment,
         "config": dataclasses.asdict(experiment),
     }
