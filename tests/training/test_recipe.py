@@ -1,5 +1,6 @@
 """The recipe: groups, schedule, loaders, precision, averaging; and what the trainer is told."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from mrconv.training import record, run
 from mrconv.training.data import TaskData
 from mrconv.training.metrics import SCORES
-from mrconv.training.module import Scores, Training, build_model
+from mrconv.training.module import Scores, Training, build_model, logits
 from mrconv.training.schedule import cosine_factor
 
 from .miniature import data, listops, small
@@ -103,6 +104,22 @@ def test_scores_weigh_batches_by_their_size():
     scores.add(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(6.0))
     assert {name: value.item() for name, value in scores.take().items()} == {"loss": 3.0, "accuracy": 0.75}
     assert scores.take() == {}
+
+
+def test_a_limit_of_evaluation_does_not_take_the_shortest_rows(monkeypatch):
+    tiny, cpu, seen = data("listops", 128), torch.device("cpu"), []
+    tiny = dataclasses.replace(tiny, splits={"train": tiny.splits["train"], "val": tiny.splits["val"]})
+    lengths = sorted(tiny.splits["val"].lengths)  # 8 batches of 16
+    for limit, expected in ((2, [2, 6]), (1, [4]), (9, range(8)), (0, range(8))):
+        experiment = listops(batch_size=4, limit_eval=limit)
+        rows = [lengths[16 * i : 16 * (i + 1)] for i in expected]
+        loader = TaskData(experiment, tiny).loader("val", False, cpu)
+        assert len(loader) == len(rows)
+        assert [batch.lengths.tolist() for batch in loader] == rows
+        monkeypatch.setattr(run, "logits", lambda model, batch, rate: seen.append(batch) or logits(model, batch, rate))
+        run.score(build_model(experiment, tiny), tiny, experiment, cpu)
+        assert [batch.lengths.tolist() for batch in seen] == rows
+        seen.clear()
 
 
 @pytest.mark.parametrize("change", [{"mixup": 0.5}, {"flip": True}, {"depths": [1, 1]}])

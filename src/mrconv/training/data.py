@@ -6,11 +6,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 
 from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
 from mrconv.tasks.base import Count, nothing
+from mrconv.tasks.loaders import Plan
 from mrconv.tasks.randaugment import rand_augment
 
 from .augment import augment
@@ -39,14 +41,44 @@ def prepare(experiment: Experiment, progress: Count = nothing) -> Prepared:
 
 
 def make_loader(
-    data: Prepared, split: str, batch_size: int, device: torch.device | None, workers: int = 0, **options: Any
+    data: Prepared,
+    split: str,
+    batch_size: int,
+    device: torch.device | None,
+    workers: int = 0,
+    limit: int = 0,
+    **options: Any,
 ) -> BatchLoader:
-    """Return a loader that holds the split on a device, or reads it from disk if that is None; a text is held."""
+    """Return a loader that holds the split on a device, or reads it from disk if that is None; a text is held.
+
+    With a limit, it has so many batches of those to evaluate.
+    """
+    loader: BatchLoader
     if data.encoder == "text":
-        return WindowLoader(data, split, batch_size, device=device or "cpu", **options)
-    if device is not None:
-        return ResidentLoader(data, split, batch_size, device=device, **options)
-    return data_loader(data, split, batch_size, workers=workers, **options)
+        loader = WindowLoader(data, split, batch_size, device=device or "cpu", **options)
+    elif device is not None:
+        loader = ResidentLoader(data, split, batch_size, device=device, **options)
+    else:
+        loader = data_loader(data, split, batch_size, workers=workers, **options)
+    if limit:
+        loader.plan = Spread(limit, loader.plan)
+    return loader
+
+
+class Spread(Plan):
+    """Some of a plan's batches, from the first to the last: where rows go by length or class, of all of these."""
+
+    def __init__(self, limit: int, plan: Plan) -> None:
+        super().__init__(plan.rows, plan.batch_size, plan.train, plan.seed, plan.rank, plan.world, plan.lengths)
+        self.limit = limit
+
+    def __len__(self) -> int:
+        return min(self.limit, super().__len__())
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """Return the row numbers of these batches, each from the middle of its share of all."""
+        every = super().batches(epoch)
+        return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))]
 
 
 class TaskData(pl.LightningDataModule):
@@ -82,9 +114,9 @@ class TaskData(pl.LightningDataModule):
                 options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
                 if e.randaugment and train:
                     options["change"] = functools.partial(rand_augment, magnitude=e.randaugment)
-            size = e.batch_size if train else EVALUATED * e.batch_size
-            place = device if resident else None
-            self.loaders[key] = make_loader(self.data, split, size, place, bucket=e.bucket or not train, **options)
+            size, limit = (e.batch_size, 0) if train else (EVALUATED * e.batch_size, e.limit_eval)
+            place, bucket = device if resident else None, e.bucket or not train
+            self.loaders[key] = make_loader(self.data, split, size, place, limit=limit, bucket=bucket, **options)
         return self.loaders[key]
 
     def _fits(self, split: str, device: torch.device) -> bool:

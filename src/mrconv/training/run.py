@@ -135,7 +135,6 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
             precision=precision(e),
             max_epochs=e.epochs,
             limit_train_batches=e.limit_train or None,
-            limit_val_batches=e.limit_eval or None,
             num_sanity_val_steps=0,
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
@@ -233,16 +232,13 @@ def load_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Mo
 def score(
     model: nn.Module, data: Prepared, experiment: Experiment, device: torch.device, rate: float | None = None
 ) -> dict[str, float]:
-    """Return the score on validation and test, every example once."""
+    """Return the score on validation and test, every example of the batches to evaluate once."""
     model.eval()
     metric, found = SCORES[data.metric], {}
     for name in [name for name in ("val", "test") if name in data.splits]:
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         size, options = EVALUATED * experiment.batch_size, {"train": False, "bucket": True, "pad": experiment.pad}
-        loader = make_loader(data, name, size, None, experiment.workers, **options)
-        for i, batch in enumerate(loader):
-            if experiment.limit_eval and i == experiment.limit_eval:
-                break
+        for batch in make_loader(data, name, size, None, experiment.workers, experiment.limit_eval, **options):
             batch = batch.to(device)
             answers = logits(model, batch, rate)
             sums += torch.stack(metric.sums(answers, batch.y, cross_entropy(answers, batch.y)))
