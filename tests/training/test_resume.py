@@ -268,6 +268,18 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
         run.train(other, tmp_path / "run", quiet=True)
 
 
+def test_drafts_of_killed_processes_are_removed_when_a_run_goes_on(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    drafts = [folder / f".last.ckpt-{pid}" for pid in (gone.pid, os.getpid(), os.getppid())]
+    for path in (*drafts, folder / ".notes-1a"):
+        path.write_text("half")
+    run.train(listops(data_dir=str(tmp_path / "data"), epochs=1), folder, quiet=True)
+    assert {path.name for path in folder.glob(".*")} == {f".last.ckpt-{os.getppid()}", ".notes-1a"}
+
+
 def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=1)
     first = run.train(experiment, tmp_path / "run", quiet=True)

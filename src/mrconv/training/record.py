@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,25 @@ def whole(path: Path) -> Iterator[Path]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what processes that are gone were writing when they were killed."""
+    for path in folder.glob(".*-*"):
+        pid = path.name.rpartition("-")[2]
+        if re.fullmatch(r"\d{1,9}", pid) and not _lives(int(pid)):
+            path.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there, besides this one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -68,6 +68,7 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
         )
     training = Training(experiment, model, metric, steps, module.evaluated, module.few_shapes)
     if trainer.is_global_zero:
+        record.remove_drafts(folder)
         record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
         step = 0 if checkpoint is None else settle(folder, checkpoint)
         environment, path = {**record.environment(), "command": record.command()}, folder / record.ENVIRONMENT
