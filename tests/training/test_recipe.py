@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from mrconv.training import record, run
+from mrconv.training import evaluation, record, run
 from mrconv.training.data import TaskData
 from mrconv.training.metrics import SCORES
 from mrconv.training.module import Scores, Training, build_model, logits
@@ -120,6 +120,18 @@ def test_a_limit_of_evaluation_does_not_take_the_shortest_rows(monkeypatch):
         run.score(build_model(experiment, tiny), tiny, experiment, cpu)
         assert [batch.lengths.tolist() for batch in seen] == rows
         seen.clear()
+
+
+def test_a_run_trained_with_a_limit_is_evaluated_without(tmp_path, monkeypatch):
+    experiment = listops(data_dir=str(tmp_path), batch_size=1, limit_eval=1, limit_train=2, epochs=1)
+    run.train(experiment, tmp_path / "run", quiet=True)
+    rows = []
+    monkeypatch.setattr(run, "logits", lambda *given: rows.append(len(given[1].y)) or logits(*given))
+    evaluation.evaluate(tmp_path / "run", device="cpu")
+    assert sum(rows) == 20
+    rows.clear()
+    evaluation.evaluate(tmp_path / "run", ["limit_eval=2"], device="cpu")
+    assert sum(rows) == 12  # of 4, 4 and 2 rows the middle of the first half and of the second
 
 
 @pytest.mark.parametrize("change", [{"mixup": 0.5}, {"flip": True}, {"depths": [1, 1]}])

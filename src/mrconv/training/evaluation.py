@@ -47,9 +47,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Return a run's score by split; at another rate or picture size, the model is sampled anew and merged there.
 
-    A run whose merged model was left out, which can be many times larger than the trained one, is merged again.
+    A run whose merged model was left out, which can be many times larger than the trained one, is merged again. All
+    rows are scored, also of a run that was trained with a limit, unless the settings have one.
     """
-    trained = read_run(folder)
+    trained = dataclasses.replace(read_run(folder), limit_eval=0)
     experiment = with_settings(trained, settings)
     check_options(experiment)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
