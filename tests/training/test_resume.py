@@ -274,10 +274,10 @@ def test_drafts_of_killed_processes_are_removed_when_a_run_goes_on(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     drafts = [folder / f".last.ckpt-{pid}" for pid in (gone.pid, os.getpid(), os.getppid())]
-    for path in (*drafts, folder / ".notes-1a"):
+    for path in (*drafts, folder / ".notes-2024"):
         path.write_text("half")
     run.train(listops(data_dir=str(tmp_path / "data"), epochs=1), folder, quiet=True)
-    assert {path.name for path in folder.glob(".*")} == {f".last.ckpt-{os.getppid()}", ".notes-1a"}
+    assert {path.name for path in folder.glob(".*")} == {f".last.ckpt-{os.getppid()}", ".notes-2024"}
 
 
 def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path):

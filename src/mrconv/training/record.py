@@ -46,8 +46,8 @@ def whole(path: Path) -> Iterator[Path]:
 def remove_drafts(folder: Path) -> None:
     """Remove what processes that are gone were writing when they were killed."""
     for path in folder.glob(".*-*"):
-        pid = path.name.rpartition("-")[2]
-        if re.fullmatch(r"\d{1,9}", pid) and not _lives(int(pid)):
+        draft = re.fullmatch(r"\..+\.(?:ckpt|csv|json|yaml)-(\d{1,9})", path.name)
+        if draft and not _lives(int(draft[1])):
             path.unlink(missing_ok=True)
 
 
