@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import statistics
 
@@ -6,6 +7,7 @@ import pytest
 from mrconv.cli import results as command
 from mrconv.cli.parser import CommandError, Parser
 from mrconv.training import paper, results
+from mrconv.training.compose import composed
 
 
 def result(name="listops-base", seed=0, test=0.62, **other):
@@ -25,6 +27,12 @@ def result(name="listops-base", seed=0, test=0.62, **other):
         "environment": environment,
         "config": {"seed": seed, "out": f"runs{seed}", "epochs": 40, "limit_train": 0, "limit_eval": 0, "rate": 1.0},
     } | other
+
+
+def ran(name, *settings, test=0.62):
+    """Return the result of a run with all of its config."""
+    config = dataclasses.asdict(composed([f"experiment={name}", *settings]))
+    return result(config["name"], config["seed"], test, task=config["task"], epochs=config["epochs"], config=config)
 
 
 def record(folder, found, metrics=None):
@@ -58,12 +66,11 @@ def test_the_papers_rows_have_its_averages(size, kernel, average):
     assert statistics.mean(found) == pytest.approx(average, abs=0.0051)
 
 
-def test_every_published_name_has_a_peer_and_epochs():
+def test_every_published_name_has_a_peer():
     for name in paper.ACCURACIES:
         known = paper.published(name)
         assert known.peer
         assert 50 < known.peer_accuracy < 100
-        assert name.split("-")[0] in paper.EPOCHS
     assert paper.published("listops-base") == paper.Published(62.40, "MEGA", 63.14)
     assert paper.published("pathx-base-dilated").accuracy is None
     assert paper.published("my-run") is None
@@ -119,8 +126,8 @@ def test_what_no_record_holds_is_a_dash():
 
 
 def test_without_a_test_split_validation_is_told_and_noted():
-    scores = {"accuracy": {"val": 0.811}, "merged_accuracy": {"val": 0.812}, "epochs": 300}
-    line = only_line([result("imagenet-tiny-fourier", **scores)])
+    scores = {"accuracy": {"val": 0.811}, "merged_accuracy": {"val": 0.812}}
+    line = only_line([ran("imagenet-tiny-fourier") | scores])
     assert (line["test"], line["merged"], line["paper"], line["difference"]) == ("81.10", "81.20", "82.10", "−1.00")
     assert line["notes"].split("; ")[-1] == "validation"
     assert "validation" not in only_line([result()])["notes"]
@@ -135,25 +142,62 @@ def test_chance_in_the_paper_gives_no_difference():
     assert (line["paper"], line["difference"]) == ("chance", "–")
 
 
-def test_notes_tell_what_is_not_as_a_peer_was_trained():
-    found = result(name="listops-mega", task="listops", epochs=1, examples={"train": 200})
-    assert results.notes(found)[:2] == [
-        "60 epochs in the experiment",
-        "200 training examples, 96,000 in the paper",
-    ]
-
-
 def test_notes_tell_what_is_not_as_in_the_paper():
-    found = result(name="text-base", epochs=3, watched="test/accuracy", examples={"train": 60})
-    found["config"] |= {"limit_train": 5, "limit_eval": 2, "rate": 0.5}
-    assert results.notes(found) == [
+    found = ran("text-base", "limit_train=5", "limit_eval=2", "rate=0.5", "epochs=3")
+    assert results.notes(found | {"watched": "test/accuracy", "examples": {"train": 60}}) == [
         "5 batches an epoch",
         "2 batches evaluated",
         "trained at rate 0.5",
-        "32 epochs in the paper",
+        "epochs=3",
         "60 training examples, 25,000 in the paper",
         "epoch chosen by test",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        (["lr=0.01", "depth=16"], "depth=16, lr=0.01"),
+        (["kernel=dense", "norm=null", "bucket=false"], "kernel=dense, norm=null, bucket=false"),
+        (["lr=1", "depth=2", "d_model=8", "dropout=0", "clip=1", "ema=0.5"], "depth=2, d_model=8, dropout=0.0, lr=1.0"),
+        (["task.train_size=200"], "task.train_size=200"),
+        (["mixer=s4d", "mixer.d_state=8", "kernel_size=1"], "mixer=s4d, kernel_size=1, mixer.d_state=8"),
+    ],
+)
+def test_a_changed_experiment_is_noted_and_not_compared(settings, note):
+    found = ran("listops-base", *settings)
+    assert only_line([found])["notes"].removesuffix(" and 2 more") == note
+    assert only_line([found])["difference"] == "–"
+    assert ", here" not in results.beside_peers([found])
+
+
+def test_a_changed_peer_is_noted():
+    assert results.notes(ran("listops-mega", "epochs=1", "mixer.d_ema=2")) == ["epochs=1, mixer.d_ema=2"]
+
+
+def test_the_machine_is_no_change():
+    machine = ["precision=float32", "pad=max", "graphs=false", "compile=true", "data_dir=elsewhere", "out=there"]
+    line = only_line([ran("listops-base"), ran("listops-base", "seed=1", *machine)])
+    assert (line["seeds"], line["notes"], line["difference"]) == ("0, 1", "–", "−0.40")
+
+
+@pytest.mark.parametrize("setting", ["limit_train=5", "limit_eval=2", "rate=0.5"])
+def test_a_reduced_run_is_not_compared(setting):
+    found = ran("listops-base", setting)
+    assert only_line([found])["difference"] == "–"
+    assert ", here" not in results.beside_peers([found])
+
+
+def test_the_runs_of_a_sweep_are_lines_of_their_own():
+    rows = [ran("listops-base", f"lr={lr}", f"seed={seed}") for lr in (0.003, 0.01) for seed in (0, 1)]
+    assert [(line["seeds"], line["notes"]) for line in results.lines(rows)] == [("0, 1", "–"), ("0, 1", "lr=0.01")]
+
+
+def test_beside_peers_stands_the_mean_of_unchanged_runs():
+    rows = [ran("listops-base", f"seed={seed}", test=test) for seed, test in ((0, 0.61), (1, 0.63), (1, 0.62))]
+    rows += [ran("listops-base", "lr=0.01", test=0.9), ran("listops-base", test=0.9) | {"partial": True}]
+    (here,) = [line for line in results.beside_peers(rows).splitlines() if ", here" in line]
+    assert here.startswith("| MRConv, base, here | 62.00 ± 1.00 |")
 
 
 @pytest.mark.parametrize(

@@ -137,19 +137,6 @@ def of_mrconv(size: str) -> tuple[float | None, ...]:
     return tuple(ACCURACIES.get(task if task in ACCURACIES and size == "base" else f"{task}-{size}") for task in TASKS)
 
 
-# Both sizes alike; in print.
-EPOCHS = {
-    "listops": 40,
-    "text": 32,
-    "retrieval": 20,
-    "image": 200,
-    "pathfinder": 200,
-    "pathx": 50,
-    "scifar": 300,
-    "speech": 40,
-    "imagenet": 300,
-}
-
 # Training examples in print. Path-X has no count of its own, and that of Speech Commands is of another split.
 EXAMPLES = {
     "listops": 96_000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import statistics
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .compose import ready
+from .config import Experiment
 from .metrics import SCORES
-from .paper import ACCURACIES, EPOCHS, EXAMPLES, QUOTED, TASKS, Published, of_mrconv, published
+from .paper import EXAMPLES, QUOTED, TASKS, Published, of_mrconv, published
 
 RESULT, METRICS = "result.json", "metrics.csv"
 NOTHING = "–"
@@ -30,8 +32,15 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 # What may differ between runs that are one experiment with several seeds.
 APART = {
     "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "graphs", "backend",
-    "checkpoint_minutes", "wandb", "out",
+    "checkpoint_minutes", "wandb", "out", "precision", "pad", "strategy",
 }  # fmt: skip
+# What makes a run another experiment, whatever its name, and how a note tells it.
+REDUCED = {
+    "limit_train": "{} batches an epoch",
+    "limit_eval": "{} batches evaluated",
+    "rate": "trained at rate {:g}",
+}
+MOST = 4  # changes that a note spells out
 
 COLUMNS = {
     "run": "run",
@@ -147,11 +156,7 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     first = group[0]
     metric = SCORES[first.get("metric", "accuracy")]
-    split = _split(first)
-    test, merged = (
-        [metric.scale * row[key][split] for row in group if split in row[key]]
-        for key in (metric.name, f"merged_{metric.name}")
-    )
+    test, merged = _scores(group), _scores(group, "merged_")
     unit = "" if metric.name == "accuracy" else f" {metric.name}"
     paper = _published(first)
     says = dict.fromkeys(COLUMNS, NOTHING) | {
@@ -170,7 +175,7 @@ def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if paper is not None:
         says["paper"] = "chance" if paper.accuracy is None else f"{paper.accuracy:.2f}"
         says["peer"] = f"{paper.peer} {paper.peer_accuracy:.2f}"
-        if test and paper.accuracy is not None:
+        if test and paper.accuracy is not None and as_published(first):
             says["difference"] = f"{statistics.mean(test) - paper.accuracy:+.2f}".replace("-", "−")
     return says
 
@@ -179,6 +184,13 @@ def _split(row: Mapping[str, Any]) -> str:
     """Return the split whose score a run is told by: test, or validation where there is no test."""
     scores = row[row.get("metric", "accuracy")]
     return "val" if "val" in scores and "test" not in scores else "test"
+
+
+def _scores(group: Sequence[Mapping[str, Any]], prefix: str = "") -> list[float]:
+    """Return the runs' scores as they are told, those in percent times 100."""
+    metric, split = SCORES[group[0].get("metric", "accuracy")], _split(group[0])
+    key = prefix + metric.name
+    return [metric.scale * row[key][split] for row in group if split in row[key]]
 
 
 def _published(row: Mapping[str, Any]) -> Published | None:
@@ -219,28 +231,41 @@ def _all(group: Sequence[Mapping[str, Any]], key: str) -> str:
 
 def notes(row: Mapping[str, Any]) -> list[str]:
     """Return what keeps a run from being compared with the paper's as it stands."""
-    config, found = row.get("config", {}), []
-    if row["partial"]:
-        found.append("partial")
-    if config.get("limit_train"):
-        found.append(f"{config['limit_train']} batches an epoch")
-    if config.get("limit_eval"):
-        found.append(f"{config['limit_eval']} batches evaluated")
-    if config.get("rate", 1) != 1:
-        found.append(f"trained at rate {config['rate']:g}")
-    if _published(row) is not None:
-        task, examples = row["task"], row.get("examples", {}).get("train")
-        own = row["name"] in ACCURACIES
-        epochs = EPOCHS[task] if own else ready(row["name"]).get("epochs", row["epochs"])
-        if row["epochs"] != epochs:
-            found.append(f"{epochs} epochs in the {'paper' if own else 'experiment'}")
-        if task in EXAMPLES and examples is not None and examples != EXAMPLES[task]:
-            found.append(f"{examples:,} training examples, {EXAMPLES[task]:,} in the paper")
+    found, changed = ["partial"] if row["partial"] else [], changes(row)
+    found += [text.format(changed.pop(key)) for key, text in REDUCED.items() if key in changed]
+    if changed:
+        told = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+        found.append(", ".join(told[:MOST]) + (f" and {len(told) - MOST} more" if len(told) > MOST else ""))
+    task, examples = row["task"], row.get("examples", {}).get("train")
+    if _published(row) is not None and task in EXAMPLES and examples is not None and examples != EXAMPLES[task]:
+        found.append(f"{examples:,} training examples, {EXAMPLES[task]:,} in the paper")
     if row.get("watched", "").startswith("test/"):
         found.append("epoch chosen by test")
     if _split(row) == "val":
         found.append("validation")
     return found
+
+
+def changes(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the model and the recipe that are not those of the ready experiment of a run's name."""
+    config = row.get("config", {})
+    known = ready(row["name"]) or ready(row["name"].removesuffix(f"-{config.get('mixer')}"))
+    usual = _flat(dataclasses.asdict(Experiment()) | known)
+    counted = _flat({k: v for k, v in config.items() if k not in APART | {"name"} and (known or k in REDUCED)})
+    return {key: value for key, value in counted.items() if value != usual.get(key)}
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the options of the task and the mixer as they are set: task.KEY and mixer.KEY."""
+    flat = dict(config)
+    for group in ("task", "mixer"):
+        flat |= {f"{group}.{key}": value for key, value in flat.pop(f"{group}_options", {}).items()}
+    return flat
+
+
+def as_published(row: Mapping[str, Any]) -> bool:
+    """Return whether a run is whole and its experiment unchanged, so that it can be compared with the paper's."""
+    return not row["partial"] and not changes(row)
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -269,13 +294,18 @@ def beside_peers(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the paper's accuracies of all models by task in Markdown and, beneath, those of the runs.
 
     A run stands in the line of its mixer: of MRConv, the experiments TASK-base and TASK-large; of others, TASK-MIXER.
+    Only whole runs of unchanged experiments do, several as their mean.
     """
-    own = {line["run"]: line["test"] for line in lines(row for row in rows if not row["partial"])}
+    own: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if as_published(row):
+            own.setdefault(row["name"], []).append(row)
     quoted = QUOTED | {f"MRConv, {size}": (size, of_mrconv(size)) for size in ("base", "large")}
     cells = [["model", *TASKS], [":---", *("---:" for _ in TASKS)]]
-    for name, (suffix, row) in quoted.items():
-        cells.append([name, *(NOTHING if value is None else f"{value:.2f}" for value in row)])
-        found = [own.get(f"{task}-{suffix}", NOTHING) for task in TASKS]
+    for name, (suffix, accuracies) in quoted.items():
+        cells.append([name, *(NOTHING if value is None else f"{value:.2f}" for value in accuracies)])
+        runs = [own.get(f"{task}-{suffix}") for task in TASKS]
+        found = [spread(_scores(each)) if each else NOTHING for each in runs]
         if any(text != NOTHING for text in found):
             cells.append([f"{name}, here", *found])
     return "\n".join("| " + " | ".join(row) + " |" for row in cells) + "\n"
