@@ -1,7 +1,8 @@
-"""Every ready experiment: says all of its values, builds, trains, evaluates, merges, goes on."""
+"""Every ready experiment: says all of its values, the paper's; builds, trains, stops, goes on, evaluates, merges."""
 
 import dataclasses
 import json
+import re
 from importlib import resources
 
 import pytest
@@ -11,7 +12,7 @@ from mrconv.training import paper, run
 from mrconv.training.compose import composed, experiment_names
 from mrconv.training.config import Experiment
 from mrconv.training.evaluation import evaluate, merge
-from mrconv.training.module import build_model
+from mrconv.training.module import Training, build_model
 
 from .miniature import data, small
 
@@ -21,9 +22,77 @@ LAYER = ["kernel", "kernel_size", "combine", "decay", "norm"]
 MODEL = ["depth", "d_model", "bidirectional", "block_norm", "prenorm", "dropout", "pool", "mask_padding", "momentum"]
 RECIPE = ["lr", "kernel_lr", "weight_decay", "batch_size", "epochs", "warmup_epochs", "clip", "ema", "seed"]
 
+TABLE_KEYS = (
+    "kernel", "depth", "d_model", "kernel_size", "bidirectional", "block_norm", "prenorm", "dropout", "kernel_lr", "lr",
+    "weight_decay", "batch_size", "epochs",
+)  # fmt: skip
+# The paper's tables of hyperparameters, column by column as printed.
+TABLES = {
+    "listops-base": ("fourier", 8, 128, 2, False, "batch", False, 0.05, 0.001, 0.003, 0.05, 50, 40),
+    "text-base": ("fourier", 6, 256, 1, False, "batch", True, 0.05, 0.001, 0.005, 0.05, 16, 32),
+    "retrieval-base": ("fourier", 6, 256, 1, False, "batch", True, 0.05, 0.001, 0.003, 0.05, 64, 20),
+    "image-base": ("dilated", 6, 512, 8, False, "layer", False, 0.1, 0.001, 0.0045, 0.05, 50, 200),
+    "pathfinder-base": ("fourier+sparse", 6, 256, 16, True, "batch", True, 0.1, 0.001, 0.005, 0.03, 64, 200),
+    "pathx-base": ("fourier", 6, 256, 64, True, "batch", True, 0.0, 0.001, 0.004, 0.03, 16, 50),
+    "scifar-base": ("dilated", 10, 512, 8, False, "layer", False, 0.2, 0.001, 0.0045, 0.05, 50, 300),
+    "speech-base": ("fourier", 6, 128, 32, True, "batch", True, 0.1, 0.001, 0.005, 0.05, 16, 40),
+    "listops-large": ("fourier", 16, 128, 1, False, "batch", False, 0.05, 0.001, 0.003, 0.05, 50, 40),
+    "text-large": ("fourier+sparse", 6, 384, 1, False, "batch", True, 0.1, 0.001, 0.005, 0.05, 16, 32),
+    "retrieval-large": ("fourier", 6, 384, 1, False, "batch", True, 0.0, 0.001, 0.003, 0.05, 64, 20),
+    "image-large": ("dilated", 10, 512, 8, False, "layer", False, 0.2, 0.001, 0.0045, 0.05, 50, 200),
+    "pathfinder-large": ("fourier+sparse", 12, 256, 32, True, "batch", True, 0.05, 0.001, 0.005, 0.03, 64, 200),
+    "pathx-large": ("fourier", 12, 256, 64, True, "batch", True, 0.0, 0.001, 0.004, 0.03, 16, 50),
+}
+SUM, CONCAT = {"combine": "sum", "decay": None, "norm": "batch"}, {"combine": "concat", "decay": [1, 3], "norm": None}
+SILENT = {"pool": "mean", "mask_padding": False, "momentum": 0.1, "warmup_epochs": 1, "clip": 0, "ema": 0, "seed": 0}
+# Kernel sizes of kernels other than the chosen one, where they are not the same.
+SIZES = {
+    "dilated": dict.fromkeys(("listops", "text", "retrieval"), 8),
+    "fourier": {"image": 32, "scifar": 32},
+    "fourier+sparse": {"image": 32, "scifar": 32},
+}
+ABLATIONS = {
+    "listops-ablation-dense": {"kernel": "dense", "kernel_size": 2048, "norm": "none"},
+    "listops-ablation-multires": {"kernel": "dense", "kernel_size": 1, "norm": "scale"},
+    "listops-ablation-fourier": {"kernel_size": 1, "norm": "scale"},
+    "listops-ablation-batchnorm": {"kernel_size": 1},
+    "listops-ablation-depth": {"kernel_size": 1, "depth": 16},
+    "image-ablation-dense": {"kernel": "dense", "kernel_size": 1024, "norm": "none"},
+    "image-ablation-multires": {"kernel": "dense", "kernel_size": 32, "norm": "scale"},
+    "image-ablation-fourier": {"kernel": "fourier", "kernel_size": 32, "norm": "scale"},
+    "image-ablation-batchnorm": {"kernel": "fourier", "kernel_size": 32},
+    "image-ablation-depth": {"kernel": "fourier", "kernel_size": 32, "depth": 12},
+    "pathx-ablation-sum": SUM,
+    "pathx-ablation-concat": {"decay": None, "norm": "scale"},
+    "pathx-ablation-decay": {},
+    "scifar-ablation-depth6": {"depth": 6},
+    "scifar-ablation-depth8": {"depth": 8},
+    "scifar-ablation-depth10": {},
+}
+
+
+def in_paper(name):
+    """Return the values that the paper gives an experiment, and ours where it is silent."""
+    task, size, kind = (*name.split("-"), "")[:3]
+    row = dict(zip(TABLE_KEYS, TABLES[f"{task}-{'large' if size == 'large' else 'base'}"], strict=True))
+    expected = {"task": task} | SILENT | (CONCAT if task == "pathx" else SUM) | row
+    if name in ABLATIONS:
+        return expected | ABLATIONS[name]
+    if kind == "scale":
+        return expected | {"norm": "scale"}
+    if kind:
+        expected |= {"kernel": kind, "kernel_size": SIZES[kind].get(task, row["kernel_size"])}
+    return expected | ({"depth": 12} if name.startswith("image-large-fourier") else {})  # 7.7M parameters
+
 
 def read(name):
     return yaml.safe_load((resources.files("mrconv.configs") / "experiment" / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if re.search("-(base|large|ablation)", name)])
+def test_an_experiment_has_the_papers_values(name):
+    expected, written = in_paper(name), read(name)
+    assert {key: written[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,15 +107,25 @@ def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypat
     tiny = data(experiment.task)
     monkeypatch.setattr(run, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
-    result = run.train(small(experiment), tmp_path / "run", quiet=True)
-    assert not result["partial"]
+    plain, steps = Training.training_step, []
+
+    def stops(self, batch, index):
+        steps.append(self.global_step)
+        if steps == [0, 1, 2]:
+            raise RuntimeError("the power is out")
+        return plain(self, batch, index)
+
+    monkeypatch.setattr(Training, "training_step", stops)
+    with pytest.raises(RuntimeError, match="the power is out"):
+        run.train(small(experiment, epochs=2), tmp_path / "run", quiet=True)
+    result = run.train(small(experiment, epochs=2), tmp_path / "run", quiet=True)
+    assert steps == [0, 1, 2, 2, 3]
+    assert (result["partial"], result["epochs_done"]) == (False, 2)
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
     metric = result["metric"]
     assert result[metric] == pytest.approx(result[f"merged_{metric}"], rel=1e-4)
     assert evaluate(tmp_path / "run", device="cpu") == result[f"merged_{metric}"]
     assert merge(tmp_path / "run")[1] < 1e-4
-    longer = run.train(small(experiment, epochs=2, out="elsewhere"), tmp_path / "other", quiet=True)
-    assert longer["config"]["epochs"] == 2
-    assert json.loads((tmp_path / "other" / "result.json").read_text()) == longer
 
 
 def test_a_peer_is_evaluated_at_another_rate(tmp_path, monkeypatch):
@@ -67,16 +146,10 @@ def test_peers_have_the_published_sizes(name, count):
 
 
 def test_the_tables_of_the_paper_are_all_there():
-    tasks = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
-    base = [f"{task}-base" for task in (*tasks, "scifar", "speech")]
-    large = [f"{task}-large" for task in tasks]
-    kinds = [f"{name}-{kernel}" for name in base + large for kernel in ("dilated", "fourier", "fourier+sparse")]
-    steps = ("dense", "multires", "fourier", "batchnorm", "depth")
-    ablations = [f"{task}-ablation-{step}" for task in ("listops", "image") for step in steps]
-    ablations += [f"pathx-ablation-{each}" for each in ("sum", "concat", "decay")]
-    ablations += [f"scifar-ablation-depth{depth}" for depth in (6, 8, 10)]
-    assert set(base + large + kinds + ablations) <= set(NAMES)
-    assert all(paper.published(name) for name in base + large + ablations)
+    assert (len(TABLES), len(ABLATIONS)) == (14, 16)
+    kinds = [f"{name}-{kernel}" for name in TABLES for kernel in SIZES]
+    assert {*TABLES, *ABLATIONS, *kinds} <= set(NAMES)
+    assert all(paper.published(name) for name in (*TABLES, *ABLATIONS))
 
 
 @pytest.mark.parametrize(
