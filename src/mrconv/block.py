@@ -43,11 +43,13 @@ class SequenceLayerNorm(nn.LayerNorm):
         return super().forward(x).to(x.dtype)
 
 
-def block_norm_module(name: str, d_model: int, sync_stats: bool, **factory: Any) -> nn.Module:
-    """Return the norm between blocks by its name."""
+def block_norm_module(
+    name: str, d_model: int, sync_stats: bool = False, momentum: float | None = 0.1, **factory: Any
+) -> nn.Module:
+    """Return the norm between blocks by its name; `sync_stats` and `momentum` are a BatchNorm's."""
     check_choice("block_norm", name, ("batch", "layer"))
     if name == "batch":
-        return SequenceBatchNorm(d_model, sync_stats=sync_stats, **factory)
+        return SequenceBatchNorm(d_model, sync_stats=sync_stats, momentum=momentum, **factory)
     return SequenceLayerNorm(d_model, **factory)
 
 
@@ -62,7 +64,7 @@ class MRConvBlock(Streams, nn.Module):
     """[norm] -> MRConv -> GELU -> dropout -> linear and GLU -> dropout -> residual -> [norm], (B, L, d_model).
 
     `mixer` names a peer of `mrconv.baselines` to stand in MRConv's place, with its own `mixer_options`. Every other
-    keyword goes to `MRConv`.
+    keyword goes to `MRConv`; `sync_stats` and `momentum` are the block's BatchNorm's too.
     """
 
     def __init__(
@@ -92,8 +94,8 @@ class MRConvBlock(Streams, nn.Module):
         )
         self.dropout = TiedDropout(dropout)
         self.mix = nn.Linear(self.layer.heads * d_model, 2 * d_model, device=device, dtype=dtype)
-        sync_stats = layer.get("sync_stats", False)
-        self.norm = block_norm_module(block_norm, d_model, sync_stats, device=device, dtype=dtype)
+        shared = {name: layer[name] for name in ("sync_stats", "momentum") if name in layer}
+        self.norm = block_norm_module(block_norm, d_model, **shared, device=device, dtype=dtype)
 
     def forward(self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
         """Transform u (B, L, d_model); positions past `lengths` stay out of the layer and the statistics."""

@@ -55,7 +55,7 @@ class MRConv(Streams, IntegerBuffers):
         heads: independent kernels per channel; multiplies the output's channels.
         groups: channels share kernels in this many groups: channel d uses kernel d % (d_model // groups).
         backend: "reference" (N convolutions and N BatchNorms), "torch" (one convolution), "triton", or "auto".
-        eps, momentum: of the branches' BatchNorms.
+        eps, momentum: of the branches' BatchNorms (momentum of a block's own BatchNorm too).
         sync_stats: add up the statistics over all processes of `torch.distributed` (a block's own BatchNorm too).
         rate: sampling rate of the input relative to that of training; continuous kernels only.
         merged: build the layer merged, to load a merged checkpoint into.

@@ -63,7 +63,8 @@ class Backbone(Streams, Model):
                 )
             )
         self.blocks = nn.ModuleList(blocks)
-        self.norm = block_norm_module(c.block_norm, c.d_model, c.sync_stats, **factory) if c.prenorm else None
+        norm = (c.block_norm, c.d_model, c.sync_stats, c.momentum)
+        self.norm = block_norm_module(*norm, **factory) if c.prenorm else None
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
         """Return features (B, L, d_model). `lengths` (B,) matter only with mask_padding."""

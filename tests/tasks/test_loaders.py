@@ -174,7 +174,8 @@ def test_decimation_takes_every_second_sample():
     assert half.length == 8
     assert np.array_equal(half.splits["train"].x, data.splits["train"].x[:, ::2])
     assert np.array_equal(half.scale, scale[::2])
-    with pytest.raises(ValueError, match="rate must be 1, 1/2, 1/3"):
-        data.decimated(0.7)
+    for rate in (0.7, 0, -0.5, 2):
+        with pytest.raises(ValueError, match="rate must be 1, 1/2, 1/3"):
+            data.decimated(rate)
     with pytest.raises(ValueError, match="has no sampling rate"):
         text().decimated(0.5)

@@ -7,6 +7,7 @@ from importlib import resources
 
 import pytest
 import yaml
+from torch import nn
 
 from mrconv.training import paper, run
 from mrconv.training.compose import composed, experiment_names
@@ -166,11 +167,28 @@ def test_the_tables_of_the_paper_are_all_there():
         (["depth=0"], "depth must be at least 1; got 0"),
         (["lr=-1"], "lr must not be negative; got -1.0"),
         (["dropout=1.0"], r"dropout must be in \[0, 1\); got 1.0"),
+        (["rate=0"], r"rate must be 1, 1/2, 1/3, \.\.\.; got 0.0"),
+        (["momentum=0"], r"momentum must be in \(0, 1\]; got 0.0"),
+        (["momentum=1.1"], r"momentum must be in \(0, 1\]; got 1.1"),
+        (["pad=true"], "pad must be batch, max or a number of positions; got True"),
+        (["name=''"], "name must not be empty: it names the run's folder"),
+        (["epochs=2", "warmup_epochs=3"], "warmup_epochs must not be more than epochs, 2; got 3.0"),
+        (["layer_scale=0.1"], "layer_scale cannot be used without depths: both are for tasks of pictures"),
+        (["patch_size=2"], "patch_size cannot be used without depths: both are for tasks of pictures"),
+        (["clip=1", "strategy=fsdp"], "clip cannot be used with strategy=fsdp: set clip=0, or strategy=ddp"),
     ],
 )
 def test_bad_keys_and_values_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         composed(settings)
+
+
+@pytest.mark.parametrize("name", ["listops-base", "text-base", "listops-s5", "speech-s5"])
+def test_momentum_reaches_every_batch_norm(name):
+    experiment = composed([f"experiment={name}", "momentum=0.03"])
+    norms = [m for m in build_model(experiment, data(experiment.task)).modules() if isinstance(m, nn.BatchNorm1d)]
+    assert len(norms) >= experiment.depth + experiment.prenorm
+    assert {norm.momentum for norm in norms} == {0.03}
 
 
 def test_options_of_a_task_are_set_by_name():

@@ -97,8 +97,8 @@ class Prepared:
 
     def decimated(self, rate: float) -> Prepared:
         """Return the data as sampled at a lower rate: every second sample at 0.5, without a filter."""
-        step = round(1 / rate)
-        if rate <= 0 or rate > 1 or abs(step * rate - 1) > 1e-6:
+        step = round(1 / rate) if 0 < rate <= 1 else 0
+        if abs(step * rate - 1) > 1e-6:
             raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {rate!r}")
         if self.encoder != "values":
             raise ValueError(f"{self.name} has no sampling rate: its rows are {self.encoder}")

@@ -136,7 +136,21 @@ class Experiment:
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}")
-        if self.pad not in ("batch", "max") and (not isinstance(self.pad, int) or self.pad < 1):
+        if not self.name:
+            raise ValueError("name must not be empty: it names the run's folder")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {self.rate}")
+        if not 0 < self.momentum <= 1:
+            raise ValueError(f"momentum must be in (0, 1]; got {self.momentum}")
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(f"warmup_epochs must not be more than epochs, {self.epochs}; got {self.warmup_epochs}")
+        if self.clip and "fsdp" in self.strategy:
+            raise ValueError(f"clip cannot be used with strategy={self.strategy}: set clip=0, or strategy=ddp")
+        for name in ("patch_size", "layer_scale"):
+            if getattr(self, name) != getattr(Experiment, name) and not self.depths:
+                raise ValueError(f"{name} cannot be used without depths: both are for tasks of pictures")
+        number = isinstance(self.pad, int) and not isinstance(self.pad, bool)
+        if self.pad not in ("batch", "max") and (not number or self.pad < 1):
             raise ValueError(f"pad must be batch, max or a number of positions; got {self.pad!r}")
         for name in ("dropout", "ema", "drop_path", "label_smoothing", "erasing"):
             if not 0 <= getattr(self, name) < 1:
