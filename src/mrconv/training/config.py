@@ -24,15 +24,30 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 class Experiment:
     """One training run.
 
-    The task: `task` names it, `task_options` are its own, `data` is the path of one's own data (task "folder"); `rate`
-    < 1 trains on decimated signals. The model: as `MRConv`, `MRConvBlock` and `SequenceClassifier` explain; `mixer`
-    puts a peer of `mrconv.baselines` in MRConv's place. The recipe: AdamW, `kernel_lr` without weight decay for
-    kernels, none for biases and norms, cosine to 0 after `warmup_epochs` of linear rise, per step; `clip` and `ema` of
-    0 are off. The machine: `precision` ("auto": bfloat16 where a GPU has it, with parameters in float32), `graphs` (on
-    one GPU, a step is captured for each shape of batch and replayed; not where rows differ in length and `pad` is
-    "batch", which gives too many), `compile`, `loader` ("auto": on the GPU itself if there is one and the data fits),
-    `pad` (a batch to its longest row, "batch", to a multiple of a number, or to the task's length, "max"), `devices`,
-    `strategy` and `nodes` as Lightning has them.
+    The task: `name` is the run's, of its folder and its results; `task` names the task, `task_options` are its own,
+    `data` is the path of one's own data (task "folder"); `data_dir` holds the tasks' files, `cache_dir` what is made of
+    them; `rate` < 1 trains on decimated signals.
+
+    The model, as `MRConv`, `MRConvBlock` and `SequenceClassifier` explain: `kernel`, `kernel_size` (of the first
+    resolution), `bidirectional`, `combine` (branches are added or pieces concatenated), `decay` (of concatenated
+    pieces), `norm` (of branches), `depth` (blocks), `d_model` (channels), `block_norm`, `prenorm`, `dropout` (of whole
+    channels), `pool` (what the head sees of a sequence), `mask_padding` (hides padding from layers and statistics),
+    `momentum` (of every BatchNorm), `backend`. `mixer` puts a peer of `mrconv.baselines` in MRConv's place, with its
+    own `mixer_options`.
+
+    The recipe: AdamW with `lr` and `weight_decay`, `kernel_lr` without weight decay for kernels, none for biases and
+    norms; `batch_size` per device; `epochs`, cosine to 0 after `warmup_epochs` of linear rise, per step; `clip` (the
+    norm of gradients, not with FSDP) and `ema` (averages weights, with this decay) of 0 are off; `seed`; `bucket`
+    (batches of rows of similar length).
+
+    The machine: `precision` ("auto": bfloat16 where a GPU has it, with parameters in float32), `graphs` (on one GPU, a
+    step is captured for each shape of batch and replayed; not where rows differ in length and `pad` is "batch", which
+    gives too many), `compile` (the blocks), `loader` ("auto": on the GPU itself if there is one and the data fits),
+    `workers` (processes that read data), `pad` (a batch to its longest row, "batch", to a multiple of a number, or to
+    the task's length, "max"), `accelerator`, `devices`, `strategy` and `nodes` as Lightning has them, `sync_stats` (of
+    every BatchNorm, over all processes), `checkpoint_minutes` (between checkpoints within an epoch), `limit_train` and
+    `limit_eval` (batches of an epoch and of an evaluation; 0: all), `wandb` (a project there), `out` (where the run's
+    folder is made).
 
     Tasks of pictures train an `MRConvNeXt` of `depths`, `dims` and `kernel_sizes` per stage, with `patch_size`,
     `drop_path` and `layer_scale` (`mixer` "conv" makes it a ConvNeXt), in the place of `kernel_size`, `depth`,
