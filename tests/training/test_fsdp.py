@@ -1,12 +1,18 @@
-"""A model can be sharded: parameters cut over processes, the same loss and gradients."""
+"""A model can be sharded: parameters cut over processes, the same loss and gradients; and by a run's own strategy."""
 
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from pytorch_lightning.strategies import FSDPStrategy
 
 from mrconv import MRConvBlock, SequenceClassifier
+from mrconv.training.checkpoints import AtomicIO
+from mrconv.training.run import make_trainer
+
+from .miniature import listops
 
 
 def model():
@@ -57,3 +63,21 @@ def test_sharded_over_two_processes_it_has_the_gradients_of_one(tmp_path):
     for name, p in alone.named_parameters():
         if p.grad is not None:
             assert torch.allclose(grads[name], p.grad, rtol=1e-3, atol=1e-5), name
+
+
+def test_a_runs_trainer_has_the_strategy(tmp_path, monkeypatch):
+    for name, value in {"is_available": True, "device_count": 2, "is_bf16_supported": True}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value, **_: value)
+    monkeypatch.setattr("lightning_fabric.accelerators.cuda.num_cuda_devices", lambda: 2)
+    experiment = listops(strategy="fsdp", devices=2)
+    experiment.accelerator = "gpu"
+    trainer = make_trainer(experiment, tmp_path, [])
+    assert isinstance(trainer.strategy, FSDPStrategy)
+    assert isinstance(trainer.strategy.checkpoint_io, AtomicIO)
+    assert trainer.strategy._state_dict_type == "full"  # one file, as every other checkpoint
+    assert (trainer.num_devices, trainer.precision) == (2, "bf16-mixed")
+
+
+def test_without_a_gpu_the_strategy_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="fsdp"):
+        make_trainer(listops(strategy="fsdp"), tmp_path, [])
