@@ -56,7 +56,6 @@ def small(experiment: Experiment, **changes) -> Experiment:
     """Return it small enough for a test."""
     values = vars(experiment) | {"d_model": 8, "depth": 2, "batch_size": 4, "epochs": 1, "limit_train": 2}
     values["kernel_size"] = min(experiment.kernel_size, LENGTH)
-    values["warmup_epochs"] = min(experiment.warmup_epochs, 1.0)
     if experiment.mixer_options.get("d_state", 0) > 500:
         values["mixer_options"] = experiment.mixer_options | {"d_state": 64}
     return Experiment(**(values | {"accelerator": "cpu"} | changes))

@@ -44,7 +44,7 @@ def pictures(rows=16, size=32):
 def small(experiment, **changes):
     stages = len(experiment.dims)
     reduced = {"depths": [1] * stages, "dims": [4] * stages, "batch_size": 4, "epochs": 1, "limit_train": 2}
-    reduced |= {"kernel_sizes": [8, 4, 2, 1][:stages] if experiment.kernel_sizes else [], "warmup_epochs": 1.0}
+    reduced |= {"kernel_sizes": [8, 4, 2, 1][:stages] if experiment.kernel_sizes else []}
     reduced |= {"devices": 1, "strategy": "auto", "workers": 0, "precision": "float32", "accelerator": "cpu"}
     return Experiment(**(vars(experiment) | reduced | changes))
 

@@ -157,8 +157,6 @@ class Experiment:
             raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {self.rate}")
         if not 0 < self.momentum <= 1:
             raise ValueError(f"momentum must be in (0, 1]; got {self.momentum}")
-        if self.warmup_epochs > self.epochs:
-            raise ValueError(f"warmup_epochs must not be more than epochs, {self.epochs}; got {self.warmup_epochs}")
         if self.clip and "fsdp" in self.strategy:
             raise ValueError(f"clip cannot be used with strategy={self.strategy}: set clip=0, or strategy=ddp")
         for name in ("patch_size", "layer_scale"):
