@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .data import progress, told
+from .data import told
 from .parser import CommandError, Parser
 
 ABOUT = """Train a model, evaluate it, merge it and record how it was made, in OUT/NAME-seedSEED (of a sweep, in
@@ -76,10 +76,11 @@ def _job(experiment: Any, folder: Path, errors: list[Exception]) -> None:
     """Train one; what the user can put right is kept, so that Hydra shows no traceback of it."""
     from mrconv.tasks import DataError
     from mrconv.training.module import NotFinite
+    from mrconv.training.progress import preparing
     from mrconv.training.run import train
 
     try:
-        with progress(f"preparing {experiment.task}") as count:
+        with preparing(experiment.task) as count:
             result = train(experiment, folder, count)
     except (DataError, ValueError, NotFinite, OSError) as error:
         errors.append(error)
