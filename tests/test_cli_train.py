@@ -2,11 +2,15 @@
 
 import importlib.util
 import json
+import multiprocessing
 import shutil
 import subprocess
 import sys
 
 import pytest
+import yaml
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from safetensors import SafetensorError
 
 from mrconv.cli import main
 
@@ -160,3 +164,84 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, mon
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "lr=0.001,-3"], "lr must not be negative; got -3.0"),
+        (["-m", "seed=1,foo"], "seed: Value 'foo'"),
+        (["sweep=paper"], "sweep=paper is a sweep: add -m"),
+        (["experimnt=listops-base"], "there is no key 'experimnt'; did you mean 'experiment'?"),
+        (["hydra/lancher=basic"], "did you mean 'hydra/launcher'?"),
+        (["hydr/launcher=basic"], "did you mean 'hydra/launcher'?"),
+        (["backend=triton", "accelerator=cpu"], "backend=triton cannot run here: "),
+        (["out=taken"], "Not a directory"),
+        (["-m", "out=taken", "seed=1,2"], "Not a directory"),
+        (["task=folder", "data=my data (1) [a]=b.npz"], "my data (1) [a]=b.npz"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(arguments, message, capsys, tmp_path, monkeypatch):
+    (tmp_path / "taken").touch()
+    monkeypatch.setattr("mrconv.ops.backends.INTERPRETED", False)
+    test_mistakes_are_told_in_one_line(["train", *arguments], message, capsys, tmp_path, monkeypatch)
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_all_jobs_of_a_sweep_can_be_seen_first(capsys):
+    assert main(["train", "--show", "-m", "experiment=image-base", "seed=1,2", "lr=0.1,0.2", "data='a,b'"]) == 0
+    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [(job["seed"], job["lr"], job["data"]) for job in jobs] == [
+        (1, 0.1, "a,b"), (1, 0.2, "a,b"), (2, 0.1, "a,b"), (2, 0.2, "a,b")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_job_that_fails_is_named_and_fails(tmp_path, capfd, monkeypatch, apart):
+    plain = BasicLauncher.launch
+
+    def launch(self, jobs, initial_job_idx):
+        """Run the jobs in another process, as other launchers do."""
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=lambda: theirs.send(plain(self, jobs, initial_job_idx)))
+        process.start()
+        returned = ours.recv()
+        process.join()
+        return returned
+
+    if apart:
+        monkeypatch.setattr(BasicLauncher, "launch", launch)
+    settings = ["task=smnist,text", "data_dir=/nowhere", "task_options={}", "name=bad", "seed=1,2"]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "-m", *settings, f"out={tmp_path}"])
+    assert stop.value.code == 2
+    error = capfd.readouterr().err
+    for number, task in enumerate(("smnist", "smnist", "text", "text")):
+        own = f"failed: {tmp_path / 'bad' / str(number)} (task={task} seed={1 + number % 2}): {task}: none of"
+        assert own in error
+    assert "Traceback" not in error
+    assert "the first: " in error.splitlines()[-1]
+
+
+def test_an_error_of_ours_is_shown_whole_and_named_in_a_sweep(tmp_path, capfd, monkeypatch):
+    def broken(experiment, folder, progress):
+        raise RuntimeError(f"seed {experiment.seed} is unlucky")
+
+    monkeypatch.setattr("mrconv.training.run.train", broken)
+    with pytest.raises(SystemExit):
+        main(["train", "-m", "seed=1,2", f"out={tmp_path}"])
+    error = capfd.readouterr().err
+    assert error.count("Traceback") == 2
+    assert f"failed: {tmp_path / 'run' / '1'} (seed=2): seed 2 is unlucky" in error
+    with pytest.raises(RuntimeError, match="seed 3 is unlucky"):
+        main(["train", "seed=3", f"out={tmp_path}"])
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    def full(experiment, folder, progress):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("mrconv.training.run.train", full)
+    message = "run-seed0: the model cannot be written: No space left on device"
+    test_mistakes_are_told_in_one_line(["train"], message, capsys, tmp_path, monkeypatch)

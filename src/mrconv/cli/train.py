@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .data import told
 from .parser import CommandError, Parser
 
 ABOUT = """Train a model, evaluate it, merge it and record how it was made, in OUT/NAME-seedSEED (of a sweep, in
@@ -51,42 +51,59 @@ def run(given: argparse.Namespace) -> None:
     if given.list:
         print("\n".join(compose.experiment_names()))
         return
-    with told():
+    try:
         compose.check_overrides(given.settings)
-        if not given.multirun:
-            experiment = compose.composed(given.settings)
-            if given.show:
-                _print(experiment)
-                return
-        errors: list[Exception] = []
-        compose.launch([*(["-m"] if given.multirun else []), *given.settings], lambda e, f: _job(e, f, errors))
-    if errors:
-        raise CommandError(str(errors[0])) from errors[0]
+        sweeps = [text for text in given.settings if text.startswith("sweep=")]
+        if sweeps and not given.multirun:
+            raise CommandError(f"{sweeps[0]} is a sweep: add -m")
+        experiments = compose.composed_all(given.settings) if given.multirun else [compose.composed(given.settings)]
+        if given.show:
+            _print(experiments)
+        else:
+            compose.launch(given.settings, given.multirun, _job)
+    except compose.JobFailed as error:
+        raise CommandError(f"jobs failed, each told where it ran; the first: {error}") from error
+    except compose.FAILURES as error:
+        raise CommandError(str(error)) from error
 
 
-def _print(experiment: Any) -> None:
+def _print(experiments: Sequence[Any]) -> None:
     import dataclasses
 
     import yaml
 
-    print(yaml.safe_dump(dataclasses.asdict(experiment), sort_keys=False), end="")
+    if not experiments:
+        raise CommandError("argument --show: the jobs of this sweep are chosen by its sweeper while it runs")
+    print(yaml.safe_dump_all(map(dataclasses.asdict, experiments), sort_keys=False), end="")
 
 
-def _job(experiment: Any, folder: Path, errors: list[Exception]) -> None:
-    """Train one; what the user can put right is kept, so that Hydra shows no traceback of it."""
-    from mrconv.tasks import DataError
-    from mrconv.training.module import NotFinite
+def _job(experiment: Any, folder: Path) -> None:
+    """Train one."""
+    from safetensors import SafetensorError
+
     from mrconv.training.progress import preparing
     from mrconv.training.run import train
 
+    _check_backend(experiment)
     try:
         with preparing(experiment.task) as count:
             result = train(experiment, folder, count)
-    except (DataError, ValueError, NotFinite, OSError) as error:
-        errors.append(error)
-        return
+    except SafetensorError as error:
+        raise OSError(f"{folder}: the model cannot be written: {error}") from error
     if result:
         tell(result, folder)
+
+
+def _check_backend(experiment: Any) -> None:
+    """Refuse Triton where it cannot run."""
+    import torch
+
+    from mrconv.ops.backends import triton_unavailable
+
+    place = "cuda" if experiment.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    why_not = triton_unavailable(torch.empty(0, device=place))
+    if experiment.backend == "triton" and why_not:
+        raise ValueError(f"backend=triton cannot run here: {why_not}")
 
 
 def tell(result: dict[str, Any], folder: Path) -> None:

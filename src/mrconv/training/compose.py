@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
-from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
-from hydra.version import setbase
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mrconv.baselines import mixer_class
+from mrconv.tasks import DataError
 
 from .config import Experiment, check_key
+from .module import NotFinite
 
 CONFIGS, CONFIG = "mrconv.configs", "train"
+GROUPS = ["callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper"]
+HYDRAS = ("experiment", "sweep", "hydra", *(f"hydra/{name}" for name in GROUPS))
+"""Keys besides an experiment's own."""
 ConfigStore.instance().store(name="schema", node=Experiment)
 
 
@@ -46,8 +58,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
                     near = difflib.get_close_matches(name, known, 3)
                     hint = f"near it: {', '.join(near)}" if near else "`mrconv train --list` names all"
                     raise ValueError(f"there is no experiment {name!r}; {hint}")
-        elif key.split(".")[0].split("/")[0] not in ("hydra", "sweep"):
-            check_key(key.split(".")[0])
+        elif (head := key.split(".")[0]) not in HYDRAS:
+            near = difflib.get_close_matches(head, (*(f.name for f in dataclasses.fields(Experiment)), *HYDRAS), 1)
+            if near and near[0] in HYDRAS:
+                raise ValueError(f"there is no key {head!r}; did you mean {near[0]!r}?")
+            check_key(head)
 
 
 def spelled_out(overrides: Sequence[str]) -> list[str]:
@@ -59,17 +74,48 @@ def spelled_out(overrides: Sequence[str]) -> list[str]:
             text = name if name.startswith("rate=") else f"task_options.{name}"
         elif text.startswith("mixer."):
             text = f"mixer_options.{text.removeprefix('mixer.')}"
-        found.append(f"++{text}" if text.startswith(("task_options", "mixer_options")) else text)
+        found.append(_quoted(f"++{text}" if text.startswith(("task_options", "mixer_options")) else text))
     return found
+
+
+def _quoted(text: str) -> str:
+    """Return a setting with its value in quotes where Hydra could not read it, as of a path with brackets."""
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        key, _, value = text.partition("=")
+        return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    return text
 
 
 def composed(overrides: Sequence[str]) -> Experiment:
     """Return the experiment that these settings make."""
     check_overrides(overrides)
-    overrides = spelled_out(overrides)
+    with _hydra():
+        return _experiment(hydra_compose(CONFIG, spelled_out(overrides)))
+
+
+def composed_all(overrides: Sequence[str]) -> list[Experiment]:
+    """Return the experiments of a sweep; none where another sweeper than Hydra's own is to choose them."""
+    check_overrides(overrides)
+    with _hydra():
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        config = hydra.compose_config(CONFIG, spelled_out(overrides), RunMode.MULTIRUN).hydra
+        if not config.sweeper._target_.endswith(f".{BasicSweeper.__name__}"):
+            return []
+        swept = [f"{key}={value}" for key, value in (config.sweeper.params or {}).items()]
+        parsed = OverridesParser.create(hydra.config_loader).parse_overrides([*swept, *config.overrides.task])
+        [jobs] = BasicSweeper.split_arguments(parsed, None)
+        return [_experiment(hydra_compose(CONFIG, job)) for job in jobs]
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Have Hydra read our configs; what it finds wrong is told in one line."""
     try:
-        with initialize_config_module(CONFIGS, version_base="1.3"):
-            return _experiment(hydra_compose(CONFIG, list(overrides)))
+        with initialize_config_module(CONFIGS, "train", version_base="1.3"):
+            yield
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error
         key = getattr(cause, "full_key", None)
@@ -93,14 +139,39 @@ def ready(name: str) -> dict[str, Any]:
     return dict(OmegaConf.create(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-def launch(arguments: Sequence[str], job: Callable[[Experiment, Path], None]) -> None:
-    """Run jobs as Hydra does: one, or with -m a sweep, through whatever launcher and sweeper are asked for."""
+class JobFailed(Exception):
+    """A job of a sweep has failed: its folder, its settings and why."""
+
+
+FAILURES = (DataError, ValueError, OSError, NotFinite, JobFailed)
+"""What the user can put right, told in one line."""
+
+
+def launch(overrides: Sequence[str], multirun: bool, job: Callable[[Experiment, Path], None]) -> None:
+    """Run jobs as Hydra does: one, or a sweep, through whatever launcher and sweeper are asked for."""
+    typed, errors = spelled_out(overrides), list[Exception]()
+    parsed = OverridesParser.create().parse_overrides(typed)
+    alike = {each.get_key_element() for each in parsed if not each.is_sweep_override()}
 
     def task(config: Any) -> None:
-        job(_experiment(config), Path(HydraConfig.get().runtime.output_dir))
+        hydra = HydraConfig.get()
+        try:
+            job(_experiment(config), Path(hydra.runtime.output_dir))
+        except Exception as error:
+            if not multirun:
+                errors.append(error)  # Hydra would print more than it says
+                return
+            if not isinstance(error, FAILURES):
+                traceback.print_exc()
+            own = " ".join(each for each in hydra.overrides.task if each.partition("=")[0] not in alike)
+            told = f"{hydra.runtime.output_dir} ({own}): {' '.join(str(error).split())}"
+            print(f"failed: {told}", file=sys.stderr, flush=True)
+            raise JobFailed(told) from error
 
-    task.__module__ = __name__
-    # What hydra.main does, but for reading sys.argv: there it has to find what was typed, to start more processes.
-    setbase("1.3")
-    parser = get_args_parser()
-    _run_hydra(parser.parse_args(spelled_out(arguments)), parser, task, f"pkg://{CONFIGS}", CONFIG)
+    with _hydra():
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        start, mode = (hydra.multirun, "MULTIRUN") if multirun else (hydra.run, "RUN")
+        start(CONFIG, task, [*typed, f"hydra.mode={mode}"])
+    if errors:
+        raise errors[0]
