@@ -4,6 +4,7 @@ import importlib.util
 import json
 import multiprocessing
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -119,6 +120,28 @@ def test_two_processes_give_the_curve_of_one(folder):
     one = losses("one")
     two = losses("two", "devices=2", "strategy=ddp", "batch_size=5")
     assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_a_run_is_interrupted_with_a_checkpoint_and_goes_on(folder):
+    where = [f"out={folder}", f"data_dir={folder / 'data'}", "name=long", "epochs=1000"]
+    command = [sys.executable, "-m", "mrconv", "train", *SETTINGS, *where]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    for _ in range(2):
+        process = subprocess.Popen(command, **pipes)
+        assert process.stdout.readline().startswith("epoch ")
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=100)
+        assert process.returncode == 130, error
+        last = folder / "long-seed0" / "last.ckpt"
+        told = ["stopping after this step (Ctrl-C again: at once)", f"stopped; the same command goes on from {last}"]
+        assert [line for line in error.splitlines() if line.startswith("stop")] == told
+        assert "Traceback" not in error
+
+
+def test_an_interrupted_preparation_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mrconv.training.run.prepare", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert main(["train", *SETTINGS, f"out={tmp_path}"]) == 130
+    assert capsys.readouterr().err == "stopped; the same command begins again, as there is no checkpoint yet\n"
 
 
 def environment():

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.run(given)
     except CommandError as error:
         given.parser.error(str(error))
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "stopped", file=sys.stderr)
         return 130
     return 0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +90,44 @@ def _job(experiment: Any, folder: Path) -> None:
 
     _check_backend(experiment)
     try:
-        with preparing(experiment.task) as count:
+        with _interruptible(folder), preparing(experiment.task) as count:
             result = train(experiment, folder, count)
     except SafetensorError as error:
         raise OSError(f"{folder}: the model cannot be written: {error}") from error
     if result:
         tell(result, folder)
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """Have Ctrl-C stop a run as a scheduler does, after a step and with a checkpoint; a second one stops at once."""
+    from mrconv.training.checkpoints import LAST
+
+    asked = False
+
+    def ask(*_: Any) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not callable(signal.getsignal(signal.SIGTERM)):  # there is no training yet, or no more
+            raise KeyboardInterrupt
+        os.write(2, b"\nstopping after this step (Ctrl-C again: at once)\n")  # print may be interrupted by itself
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        if not asked:
+            raise
+        last = folder / LAST
+        where = f"goes on from {last}" if last.exists() else "begins again, as there is no checkpoint yet"
+        raise KeyboardInterrupt(f"stopped; the same command {where}") from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_backend(experiment: Any) -> None:
