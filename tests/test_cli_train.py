@@ -14,6 +14,7 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from safetensors import SafetensorError
 
 from mrconv.cli import main
+from mrconv.training.module import NotFinite
 
 SETTINGS = [
     "task=listops",
@@ -261,10 +262,21 @@ def test_an_error_of_ours_is_shown_whole_and_named_in_a_sweep(tmp_path, capfd, m
         main(["train", "seed=3", f"out={tmp_path}"])
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path, capsys, monkeypatch):
-    def full(experiment, folder, progress):
-        raise SafetensorError("No space left on device")
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (SafetensorError("No space left on device"), "run-seed0: the model cannot be written: No space left on device"),
+        (NotFinite("the loss at step 5 is not finite"), "the loss at step 5 is not finite"),
+    ],
+)
+def test_what_stops_a_run_is_told_in_one_line(error, message, tmp_path, capsys, monkeypatch):
+    def stops(experiment, folder, progress):
+        raise error
 
-    monkeypatch.setattr("mrconv.training.run.train", full)
-    message = "run-seed0: the model cannot be written: No space left on device"
+    monkeypatch.setattr("mrconv.training.run.train", stops)
     test_mistakes_are_told_in_one_line(["train"], message, capsys, tmp_path, monkeypatch)
+
+
+def test_settings_are_read_without_lightning():
+    code = "import sys; from mrconv.training import compose; compose.composed([]); print(*sys.modules)"
+    assert "pytorch_lightning" not in subprocess.check_output([sys.executable, "-c", code], text=True).split()

@@ -85,6 +85,7 @@ def _job(experiment: Any, folder: Path) -> None:
     """Train one."""
     from safetensors import SafetensorError
 
+    from mrconv.training.module import NotFinite
     from mrconv.training.progress import preparing
     from mrconv.training.run import train
 
@@ -92,6 +93,8 @@ def _job(experiment: Any, folder: Path) -> None:
     try:
         with _interruptible(folder), preparing(experiment.task) as count:
             result = train(experiment, folder, count)
+    except NotFinite as error:
+        raise ValueError(str(error)) from error
     except SafetensorError as error:
         raise OSError(f"{folder}: the model cannot be written: {error}") from error
     if result:
@@ -137,8 +140,7 @@ def _check_backend(experiment: Any) -> None:
     from mrconv.ops.backends import triton_unavailable
 
     place = "cuda" if experiment.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
-    why_not = triton_unavailable(torch.empty(0, device=place))
-    if experiment.backend == "triton" and why_not:
+    if experiment.backend == "triton" and (why_not := triton_unavailable(torch.empty(0, device=place))):
         raise ValueError(f"backend=triton cannot run here: {why_not}")
 
 

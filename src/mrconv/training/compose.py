@@ -29,7 +29,6 @@ from mrconv.baselines import mixer_class
 from mrconv.tasks import DataError
 
 from .config import Experiment, check_key
-from .module import NotFinite
 
 CONFIGS, CONFIG = "mrconv.configs", "train"
 GROUPS = ["callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper"]
@@ -143,7 +142,7 @@ class JobFailed(Exception):
     """A job of a sweep has failed: its folder, its settings and why."""
 
 
-FAILURES = (DataError, ValueError, OSError, NotFinite, JobFailed)
+FAILURES = (DataError, ValueError, OSError, JobFailed)
 """What the user can put right, told in one line."""
 
 
