@@ -56,7 +56,6 @@ def run(given: argparse.Namespace) -> None:
         print("\n".join(compose.experiment_names()))
         return
     try:
-        compose.check_overrides(given.settings)
         sweeps = [text for text in given.settings if text.startswith("sweep=")]
         if sweeps and not given.multirun:
             raise CommandError(f"{sweeps[0]} is a sweep: add -m")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import summed, tiles
+from .triton_tools import branch_gradients, summed, tiles
 
 ROWS, COLUMNS, WARPS = 32, 32, 1  # of a tile: positions, channels; a channel a thread makes running sums cheapest
 STEPS = 8  # tiles whose carries are found at a time
@@ -459,16 +459,11 @@ class ModeWindows:
 
         A few sequences at a time, since every branch's dc is in memory meanwhile; in half precision if u is.
         """
-        B, C, L = u.shape
         du = torch.empty_like(u)
         dfactors = torch.zeros_like(factors, dtype=torch.float64)
-        dtype = u.dtype if u.element_size() == 2 else self.dtype
-        count = max(1, min(B, SLICE_BYTES // (self.nb * C * L * dtype.itemsize)))
-        shape = (self.nb, count, L, C) if u.stride(1) == 1 else (self.nb, count, C, L)
-        scratch = u.new_empty(shape, dtype=dtype)
-        scratch = scratch.transpose(2, 3) if u.stride(1) == 1 else scratch
-        for start in range(0, B, count):
-            rows = slice(start, start + count)
+        scratch = branch_gradients(u, self.nb, SLICE_BYTES, self.dtype)
+        for start in range(0, len(u), scratch.shape[1]):
+            rows = slice(start, start + scratch.shape[1])
             dc = scratch[:, : len(u[rows])]
             dfactors_here, sums = self._pull(
                 u[rows], g[rows], carries[rows], factors, numbers, None if lengths is None else lengths[rows], dc

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import triton
 
+from .triton_tools import branch_gradients, offsets, on_device, tiles, wide
 from .triton_tools import gelu as gelu_of
-from .triton_tools import offsets, on_device, tiles, wide
 
 ROWS, COLUMNS = 128, 32  # of a tile of outputs: positions, channels
 UNROLL = 4  # taps whose inputs a program loads at a time
@@ -261,13 +261,9 @@ def pull_back(
     lengths: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of u, and of values (T, C), from those of the branches' outputs, s g - a - q c, and skip * g."""
-    (B, C, L), N = u.shape, len(sizes)
     s, q, a = s.contiguous(), q.contiguous(), a.contiguous()
-    dtype = u.dtype if u.element_size() == 2 else values.dtype
-    size = min(B, max(1, SCRATCH // max(1, N * C * L * dtype.itemsize)))
-    shape = (N, size, L, C) if u.stride(1) == 1 else (N, size, C, L)
-    scratch = torch.empty(shape, dtype=dtype, device=u.device)
-    scratch = scratch.transpose(2, 3) if u.stride(1) == 1 else scratch
+    scratch = branch_gradients(u, len(sizes), SCRATCH, values.dtype)
+    size = scratch.shape[1]
     du, parts = torch.empty_like(u), _parts(u, len(lags), values.dtype)
     owners = [i for i, n in enumerate(sizes) for _ in range(n)]
     groups = [(i, n) for i, own in enumerate(sizes) for n in _cut(own)]

@@ -71,6 +71,19 @@ def summed(parts: Tensor) -> Tensor:
     return out.sum(0).view(shape)
 
 
+def branch_gradients(u: Tensor, branches: int, most: int, dtype: torch.dtype) -> Tensor:
+    """Return room for the branches' gradients (N, b, C, L) of as many sequences b as fit into so many bytes.
+
+    It has u's memory format, and u's dtype if that is half precision.
+    """
+    B, C, L = u.shape
+    dtype = u.dtype if u.element_size() == 2 else dtype
+    size = max(1, min(B, most // max(1, branches * C * L * dtype.itemsize)))
+    if u.stride(1) == 1:
+        return u.new_empty(branches, size, L, C, dtype=dtype).transpose(2, 3)
+    return u.new_empty(branches, size, C, L, dtype=dtype)
+
+
 def tiles(x: Tensor, rows: int, columns: int) -> tuple[int, int, int]:
     """Return the grid of programs that covers x (B, C, L) with tiles of so many positions and channels."""
     B, C, L = x.shape

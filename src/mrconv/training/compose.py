@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import sys
 import traceback
@@ -57,11 +56,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
                     near = difflib.get_close_matches(name, known, 3)
                     hint = f"near it: {', '.join(near)}" if near else "`mrconv train --list` names all"
                     raise ValueError(f"there is no experiment {name!r}; {hint}")
-        elif (head := key.split(".")[0]) not in HYDRAS:
-            near = difflib.get_close_matches(head, (*(f.name for f in dataclasses.fields(Experiment)), *HYDRAS), 1)
-            if near and near[0] in HYDRAS:
-                raise ValueError(f"there is no key {head!r}; did you mean {near[0]!r}?")
-            check_key(head)
+        else:
+            check_key(key.split(".")[0], HYDRAS)
 
 
 def spelled_out(overrides: Sequence[str]) -> list[str]:

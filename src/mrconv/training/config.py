@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,11 +179,11 @@ class Experiment:
         return experiment
 
 
-def check_key(name: str) -> None:
-    """Refuse a key that an experiment does not have."""
+def check_key(name: str, also: Sequence[str] = ()) -> None:
+    """Refuse a key that neither an experiment has nor is among these."""
     known = [f.name for f in dataclasses.fields(Experiment)]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
+    if name not in (*known, *also):
+        near = difflib.get_close_matches(name, (*known, *also), 1)
         raise ValueError(
             f"there is no key {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; there are {known}")
         )
