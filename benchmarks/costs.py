@@ -1,10 +1,10 @@
 """Measure what the ops cost and write the table that the dispatcher chooses by.
 
-    python benchmarks/costs.py [--device cuda] [--only triton] [--out src/mrconv/ops/costs.json]
+    python benchmarks/costs.py [--device cuda] [--only triton] [--precision half] [--out src/mrconv/ops/costs.json]
 
 Every op runs on the same number of elements at several lengths, on a GPU as a CUDA graph, so that what counts is the
 device's work. `triton` is a GPU with Triton, `cuda` one without, `cpu` any CPU. An entry replaces the one there was
-for that kind of device; the others stay.
+for that kind of device and precision; the others stay.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mrconv import ops
 from mrconv.bench.timing import measure
 
 CHANNELS = 64
+PRECISIONS = {"float32": torch.float32, "half": torch.bfloat16}
 Run = Callable[[], Any]
 
 
@@ -45,20 +46,20 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
     kernels = branches(L, device)
     weight = torch.ones(len(kernels), CHANNELS, device=device)
 
-    def spectral(both: bool) -> Run:
-        own, w = kernels * (1 + both), torch.cat([weight] * (1 + both))
+    def written_out(op: Callable[..., tuple[Tensor, ...]], both: bool, **options: str) -> Run:
+        own, w = kernels * (1 + both), torch.cat([weight.detach()] * (1 + both))
         n = len(kernels)
 
         def step(u: Tensor, w: Tensor, *own: Tensor) -> Tensor:
-            return ops.spectral_branch_sum(u, own[:n], own[n:], w, backend=backend)[0]
+            return op(u, own[:n], own[n:], w, **options)[0]
 
         return stepped(step, u, w, *own)
 
     kernel = torch.randn(CHANNELS, L, device=device) / L**0.5
     found: dict[str, Run] = {
         "fft": lambda: ops.fft_conv(u.detach(), kernel, backend=backend),
-        "spectral": spectral(False),
-        "spectral both ways": spectral(True),
+        "spectral": written_out(ops.spectral_branch_sum, False, backend=backend),
+        "spectral both ways": written_out(ops.spectral_branch_sum, True, backend=backend),
     }
     if backend == "triton":
         heights = torch.randn(len(kernels), CHANNELS, device=device)
@@ -75,6 +76,9 @@ def runs(u: Tensor, backend: str) -> dict[str, Run]:
         found["windows"] = stepped(lambda u, h, w: ops.window_branch_sum(u, h, widths, w)[0], u, heights, weight)
         if (16384 if u.element_size() == 2 else 4096) >= L:
             found["toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
+        if u.dtype == torch.bfloat16 and L <= 16384:
+            found["toeplitz sum"] = written_out(ops.toeplitz_branch_sum, False)
+            found["toeplitz sum both ways"] = written_out(ops.toeplitz_branch_sum, True)
     return found
 
 
@@ -135,6 +139,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("src/mrconv/ops/costs.json"))
     parser.add_argument("--only", choices=["triton", "cuda"], help="one of the two kinds of GPU")
+    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     given = parser.parse_args()
     table = json.loads(given.out.read_text()) if given.out.exists() else {}
     kinds = {"triton": "triton", "cuda": "torch"} if given.device == "cuda" else {"cpu": "torch"}
@@ -142,15 +147,15 @@ def main() -> None:
         if given.only and kind != given.only:
             continue
         start = time.perf_counter()
-        table[kind] = {
+        table[kind] = table.get(kind, {}) | {
             "hardware": torch.cuda.get_device_name() if given.device == "cuda" else platform.machine(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__.split("+")[0],
-            "float32": price(backend, given.device, torch.float32),
-            "half": price(backend, given.device, torch.bfloat16),
         }
+        for precision in given.precision:
+            table[kind][precision] = price(backend, given.device, PRECISIONS[precision])
         print(f"{kind}: {time.perf_counter() - start:.0f} s")
-        for precision in ("float32", "half"):
+        for precision in given.precision:
             for op, row in table[kind][precision].items():
                 print(f"  {precision:8s} {op:20s} " + "  ".join(f"{at} {ps:g}" for at, ps in row.items()))
     given.out.write_text(json.dumps(table, indent=1) + "\n")

@@ -74,6 +74,12 @@ def main(capability):
         layer(u, torch.tensor([1100, 60])).sum().backward()
     for dtype in (torch.float32, torch.float16):
         ops.toeplitz_conv(torch.randn(2, 32, 100, dtype=dtype), torch.randn(32, 100))
+    u, kernels = torch.randn(2, 1100, 32).bfloat16().requires_grad_(), [torch.randn(32, size) for size in (16, 1100)]
+    for lengths in (None, torch.tensor([1100, 60])):
+        y, *_ = ops.toeplitz_branch_sum(
+            u.transpose(1, 2), kernels, kernels, torch.ones(4, 32), torch.ones(32), None, lengths
+        )
+        y.sum().backward()
     json.dump({"shared": shared, "missed": sorted(there_are() - set(shared))}, sys.stdout)
 
 

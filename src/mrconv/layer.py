@@ -34,6 +34,14 @@ FORMAT_VERSION = 1
 """Version of the names and shapes in state dicts and saved models."""
 
 
+def as_autocast(u: Tensor) -> Tensor:
+    """Return u in autocast's dtype if it is float32 and autocast is on: what torch does for its own convolutions."""
+    kind = u.device.type
+    if u.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return u
+    return u.to(torch.get_autocast_dtype(kind))
+
+
 class MRConv(Streams, IntegerBuffers):
     """Multi-resolution convolution over sequences, (B, L, d_model) -> (B, L, heads * d_model).
 
@@ -145,7 +153,7 @@ class MRConv(Streams, IntegerBuffers):
     def forward(
         self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
     ) -> Tensor:
-        """Convolve u (B, L, d_model) -> (B, L, heads * d_model), in u's dtype.
+        """Convolve u (B, L, d_model) -> (B, L, heads * d_model), in u's dtype or, from float32, in autocast's.
 
         Positions from `lengths` (B,) on are as if absent: zero in, zero out, not in the statistics. With `gelu` the
         output goes through GELU, in the same pass over memory where that can be.
@@ -153,15 +161,15 @@ class MRConv(Streams, IntegerBuffers):
         check_input(u, self.d_model)
         rate = self._checked(rate)
         if lengths is None:
-            return self._convolve(u, None, rate, gelu)
+            return as_autocast(self._convolve(u, None, rate, gelu))
         lengths = check_lengths(lengths, u.shape[0], u.shape[1])
         longest = int(lengths.max()) if known(lengths) else u.shape[1]
         if longest == 0:
-            return u.new_zeros(*u.shape[:2], self.heads * self.d_model)
+            return as_autocast(u.new_zeros(*u.shape[:2], self.heads * self.d_model))
         # Nothing past the longest sequence: less work, and statistics that lose no digits to padding.
         kept = u[:, :longest]
         padding = ~padding_mask(lengths, kept)
-        y = self._convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu)
+        y = as_autocast(self._convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
         return F.pad(y.masked_fill(padding, 0), (0, 0, 0, u.shape[1] - longest))
 
     def _convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool) -> Tensor:
@@ -178,6 +186,7 @@ class MRConv(Streams, IntegerBuffers):
             y, skip = self._by_batch_statistics(x, lengths, rate), self.D if self.groups > 1 else None
         else:
             values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
+            x = as_autocast(x)
             learns = torch.is_grad_enabled() and any(z.requires_grad for z in (x, values, bias))
             inside = gelu and self.groups == 1 and not learns  # its gradient needs what it was applied to
             skip = self.D if self.groups > 1 else None
@@ -245,13 +254,14 @@ class MRConv(Streams, IntegerBuffers):
         if self.backend == "reference" and not self.merged:
             return ops.Choice("reference", False, {})
         if any(norm.training for norm in self._norms()):
+            x = self._cast(x)
             choice = self._wave_choice(x, rate)
             if choice.op:
                 return choice
             kernels = [kernel for d in self._directions() for kernel in d.kernels(rate)]
             return ops.choose_branch_sum(x, kernels, self._backend)
         lags = (self._stored() if self.merged else self._merge(rate))[1]
-        return ops.choose_conv(x, lags, self._backend)
+        return ops.choose_conv(as_autocast(x), lags, self._backend)
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.
@@ -351,6 +361,10 @@ class MRConv(Streams, IntegerBuffers):
         modes = 0 if self.bidirectional else self._directions()[0].wave_modes(rate)
         return ops.choose_wave_sum(x, modes, self.l_max, self._backend) if modes else ops.Choice("", False, {})
 
+    def _cast(self, x: Tensor) -> Tensor:
+        """Return x as autocast has it, but for moving sums, which are quickest from float32."""
+        return x if self.kernel_size == 1 and self.kernel == "fourier" else as_autocast(x)
+
     @property
     def _backend(self) -> str:
         return "torch" if self.backend == "reference" else self.backend
@@ -369,6 +383,7 @@ class MRConv(Streams, IntegerBuffers):
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         skip = self.D if self.groups == 1 else None
         rest = (torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync)
+        x = self._cast(x)
         if self._wave_choice(x, rate).op.endswith("waves"):
             kernel = directions[0].kernel
             widths = [min(n, self.l_max) for n in kernel.lengths]

@@ -1,6 +1,10 @@
 """`compile=true`: the same training, one compilation for all blocks and each shape of batch."""
 
 import copy
+import csv
+import importlib.util
+import json
+import math
 
 import pytest
 import torch
@@ -8,8 +12,9 @@ from torch._dynamo.utils import counters
 
 from mrconv.tasks import ResidentLoader
 from mrconv.training import run
+from mrconv.training.data import TaskData
 from mrconv.training.metrics import SCORES
-from mrconv.training.module import Training, build_model, compile_blocks, cross_entropy, logits
+from mrconv.training.module import Training, build_model, compile_blocks, cross_entropy, logits, worth_compiling
 
 from .miniature import data, listops, small
 
@@ -53,8 +58,8 @@ def test_checkpoints_and_copies_know_nothing_of_it():
     tiny = data("listops")
     found = []
     for compiled in (False, True):
-        experiment = listops(compile=compiled)
-        found.append(Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val"]))
+        model = build_model(listops(), tiny)
+        found.append(Training(listops(), model, SCORES["accuracy"], 5, ["val"], compiled=compiled))
     assert set(found[0].state_dict()) == set(found[1].state_dict())
     assert all(block._compiled_call_impl is not None for block in found[1].model.backbone.blocks)
     assert all(block._compiled_call_impl is None for block in copy.deepcopy(found[1].model).backbone.blocks)
@@ -67,8 +72,32 @@ def test_a_run_ends_where_it_ends_uncompiled(tmp_path, monkeypatch):
     for compiled in (False, True):
         options = {"limit_train": 0, "dropout": 0.0, "epochs": 2, "pad": 64, "precision": "float32"}
         run.train(small(listops(), compile=compiled, **options), tmp_path / str(compiled), quiet=True)
-        ends.append(torch.load(tmp_path / str(compiled) / "last.ckpt", weights_only=True)["state_dict"])
+        told = json.loads((tmp_path / str(compiled) / "environment.json").read_text())
+        assert told["compiled"] is compiled
+        assert told["precision"] == "32-true"
+        with (tmp_path / str(compiled) / "metrics.csv").open() as file:
+            ends.append([float(row[name]) for row in csv.DictReader(file) for name in ("train/loss", "val/loss")])
     assert counters["stats"]["unique_graphs"] >= 1
-    for name, a in ends[0].items():
-        if a.is_floating_point() and name.startswith("model."):
-            assert (a - ends[1][name]).norm() <= 1e-3 * (1 + a.norm()), name
+    assert len(ends[0]) == 4
+    assert ends[1] == pytest.approx(ends[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "steps", "shapes", "worth"),
+    [
+        ("mrconv", 5000, 1, True),
+        ("mrconv", 5000, 2, False),
+        ("mrconv", 10**6, math.inf, False),
+        ("s4d", 10**6, 1, False),
+    ],
+)
+def test_it_is_worth_it_for_many_steps_of_few_shapes(monkeypatch, mixer, steps, shapes, worth):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    model = build_model(listops(mixer=mixer), data("listops"))
+    assert worth_compiling(model, steps, shapes) is worth
+
+
+@pytest.mark.parametrize(("pad", "shapes"), [("batch", math.inf), ("max", 1), (16, 8)])
+def test_paddings_make_so_many_shapes(pad, shapes):
+    tiny = data("listops", 64)
+    assert TaskData(listops(pad=pad), tiny).shapes == shapes

@@ -112,7 +112,7 @@ def test_strided_inputs(dtype):
 
 @pytest.mark.parametrize("B", [1, 3])
 def test_time_contiguous_input_is_not_copied(monkeypatch, B):
-    monkeypatch.setattr(toeplitz_triton, "_scratch", None)
+    monkeypatch.setattr(toeplitz_triton, "scratch", None)
     assert_close(torch.randn(B, 3, 192).half(), torch.randn(3, 100), 20)
     assert_close(torch.randn(3, B, 192).half().transpose(0, 1), torch.randn(3, 100), 20)
 

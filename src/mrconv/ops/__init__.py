@@ -20,7 +20,7 @@ from .normalised import spectral_branch_sum
 from .spectra import fast_length
 from .statistics import mean_and_variance
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
-from .toeplitz import toeplitz_conv
+from .toeplitz import toeplitz_branch_sum, toeplitz_conv
 from .windows import mode_branch_sum, window_branch_sum
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "tap_branch_sum",
     "tap_conv",
     "tap_conv_reference",
+    "toeplitz_branch_sum",
     "toeplitz_conv",
     "window_branch_sum",
 ]

@@ -28,7 +28,7 @@ def _cost(device: str, precision: str, op: str, reach: int, taps: int) -> float:
     low, high = lengths[max(after - 1, 0)], lengths[after]
     part = 0.0 if low == high else math.log(here / low) / math.log(high / low)
     value = rows[str(low)] * (1 - part) + rows[str(high)] * part
-    return value * (reach / lengths[-1] if op == "toeplitz" and reach > lengths[-1] else 1)
+    return value * (reach / lengths[-1] if op.startswith("toeplitz") and reach > lengths[-1] else 1)
 
 
 def cost(u: Tensor, triton: bool, op: str, reach: int, taps: int = 0) -> float:

@@ -22,7 +22,7 @@ from .costs import cost
 from .fft import fft_conv, fft_conv_reference
 from .normalised import spectral_branch_sum
 from .taps import tap_branch_sum, tap_conv, tap_conv_reference
-from .toeplitz import DTYPES, toeplitz_conv
+from .toeplitz import DTYPES, toeplitz_branch_sum, toeplitz_conv
 from .windows import window_branch_sum
 
 Lags = range | tuple[int, ...]
@@ -91,7 +91,11 @@ def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:
 
 
 def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto") -> Choice:
-    """Choose how `branch_sum` runs: "spectral", "windows" (constant causal kernels) or "tap sum" (scattered taps)."""
+    """Choose how `branch_sum` runs.
+
+    "spectral" or, in bfloat16 on a GPU, "toeplitz sum" take dense kernels and those of taps that look one way each, and
+    are "both ways" if some look ahead; "windows" takes constant causal kernels, "tap sum" scattered taps.
+    """
     every = [lags for _, lags in branches if lags]
     least, most = [min(lags) for lags in every], [max(lags) for lags in every]
     ops = []
@@ -101,21 +105,28 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
         ops.append("windows")
     looks_ahead = [low < 0 for low in least]
     if looks_ahead == sorted(looks_ahead) and not any(low < 0 <= high for low, high in zip(least, most, strict=True)):
-        ops.append("spectral both ways" if any(looks_ahead) else "spectral")
+        ops += _written_out(u, backend, any(looks_ahead))
     return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
 
 
-def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto") -> Choice:
-    """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out, "spectral".
+def _written_out(u: Tensor, backend: str, both_ways: bool = False) -> list[str]:
+    """Return the ops that take branches with every tap written out."""
+    ops = ["spectral", "toeplitz sum"] if u.dtype == torch.bfloat16 and use_triton(u, backend) else ["spectral"]
+    return [f"{op} both ways" for op in ops] if both_ways else ops
 
-    Waves are taken even where the GPU needs a quarter longer for them: they are a tenth of the kernels to launch.
+
+def choose_wave_sum(u: Tensor, modes: int, reach: int, backend: str = "auto") -> Choice:
+    """Choose how causal branches of a few modes each run: as "2 waves", "3 waves", ... or written out.
+
+    Waves are taken even where the GPU needs a quarter longer for them than by FFT: a tenth of the kernels to launch.
     """
-    spectral = _cheapest(u, backend, ["spectral"], reach, 0)
+    written = _cheapest(u, backend, _written_out(u, backend), reach, 0)
     if not use_triton(u, backend):
-        return spectral
+        return written
     waves = _cheapest(u, backend, [f"{modes} waves"], reach, 0)
-    op = waves.op if waves.costs[waves.op] <= 1.25 * spectral.costs[spectral.op] else spectral.op
-    return Choice(op, True, {**spectral.costs, **waves.costs})
+    more = 1.25 if written.op == "spectral" else 1.0
+    op = waves.op if waves.costs[waves.op] <= more * written.costs[written.op] else written.op
+    return Choice(op, True, {**written.costs, **waves.costs})
 
 
 def branch_sum(
@@ -146,6 +157,8 @@ def branch_sum(
         return window_branch_sum(u, heights, [len(at) for _, at in branches], *rest)
     forwards = next((i for i, (_, lags) in enumerate(branches) if lags and lags[0] < 0), len(branches))
     kernels = [_from_zero(values, lags, i >= forwards) for i, (values, lags) in enumerate(branches)]
+    if choice.op.startswith("toeplitz"):
+        return toeplitz_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest)
     return spectral_branch_sum(u, kernels[:forwards], kernels[forwards:], *rest, backend)
 
 

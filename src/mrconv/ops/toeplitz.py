@@ -1,15 +1,19 @@
-"""Convolution with one dense kernel as products with its Toeplitz matrix, on the tensor cores.
+"""Convolution with dense kernels as products with their Toeplitz matrices, on the tensor cores.
 
-It does O(L^2) work where the FFT does O(L log L), on units so much faster that it wins up to some thousand positions.
+It does O(L^2) work where the FFT does O(L log L), on units so much faster that it wins up to some thousand positions:
+with one kernel, and with normalised branches, whose outputs are made three times over but never written.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .backends import use_triton
-from .fft import _fft_conv_backward, bias_gradient, refuse_forward_mode
+from .fft import _fft_conv_backward, bias_gradient, refuse_forward_mode, twins, wanted
+from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -58,3 +62,100 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
 
 
 _toeplitz_conv.register_autograd(_backward, setup_context=_setup)
+
+
+def toeplitz_branch_sum(
+    u: Tensor,
+    forward: Sequence[Tensor],
+    backward: Sequence[Tensor],
+    weight: Tensor,
+    skip: Tensor | None = None,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    eps: float = 1e-5,
+    sync: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `spectral_branch_sum` does, for u in bfloat16; by Triton.
+
+    The products' factors are bfloat16, the branches' gradients among them; sums and statistics are float32.
+    """
+    if u.dtype != torch.bfloat16:
+        raise TypeError(f"toeplitz_branch_sum takes u in bfloat16, got {u.dtype}: use spectral_branch_sum")
+    use_triton(u, "triton")
+    kernels = [*forward, *backward]
+    refuse_forward_mode(u, weight, skip, bias, *kernels)
+    sizes = [k.shape[1] for k in kernels]
+    return _toeplitz_sum(u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync)
+
+
+@torch.library.custom_op("mrconv::toeplitz_branch_sum", mutates_args=())
+def _toeplitz_sum(
+    u: Tensor,
+    kernels: Tensor,
+    weight: Tensor,
+    skip: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    sizes: list[int],
+    forwards: int,
+    eps: float,
+    sync: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from .toeplitz_branches_triton import ToeplitzBranches
+
+    branches = ToeplitzBranches(u, kernels, sizes, forwards)
+    mean, var, count = mean_and_variance(branches.moments(lengths).float(), valid_count(u, lengths), sync)
+    scale = weight.float() * torch.rsqrt(var + eps)
+    return branches.output(u, scale, skip, shifted(bias, scale, mean)), mean, var, count
+
+
+@torch.library.custom_op("mrconv::toeplitz_branch_sum_backward", mutates_args=())
+def _toeplitz_sum_backward(
+    grad: Tensor,
+    u: Tensor,
+    kernels: Tensor,
+    weight: Tensor,
+    skip: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    sizes: list[int],
+    forwards: int,
+    eps: float,
+    sync: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from .toeplitz_branches_triton import ToeplitzBranches
+
+    branches = ToeplitzBranches(u, kernels, sizes, forwards)
+    g = branches.rows(grad.to(u.dtype))
+    inner, g_sum, dskip = branches.products(g)
+    dweight, *numbers = normalised_backward(inner, g_sum, weight.float(), mean, var, count, eps, sync)
+    du, dkernels = branches.pull(g, torch.stack(numbers), skip, lengths, u)
+    dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+    return du, dkernels.to(kernels.dtype), dweight, dskip, g_sum
+
+
+@_toeplitz_sum.register_fake
+def _(u, kernels, weight, skip, bias, lengths, sizes, forwards, eps, sync):  # type: ignore[no-untyped-def]
+    mean, var, count = (u.new_empty(shape, dtype=torch.float32) for shape in (weight.shape, weight.shape, ()))
+    return torch.empty_like(u), mean, var, count
+
+
+@_toeplitz_sum_backward.register_fake
+def _(grad, u, kernels, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *twins(kernels, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
+
+
+def _sum_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    u, kernels, weight, skip, bias, lengths, *ctx.rest = inputs
+    ctx.save_for_backward(u, kernels, weight, skip, bias, lengths, *output[1:])
+
+
+def _sum_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    *grads, dskip, dbias = _toeplitz_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 5)
+
+
+_toeplitz_sum.register_autograd(_sum_backward, setup_context=_sum_setup)

@@ -95,96 +95,143 @@ def _gelu(x):  # type: ignore[no-untyped-def]
     return x * tl.where(x < 0, tail, 1.0 - tail)
 
 
-@triton.jit(do_not_specialize=["B", "rows_a_block", "blocks", "tiles", "chunks", "first", "ahead", "origin", "units"])
-def _conv_kernel(  # type: ignore[no-untyped-def]
-    x, strip, scale, bias, y, B, rows_a_block, blocks, tiles, chunks, first, ahead, origin, units, x_b, x_c, y_b, y_c,
-    BIAS: tl.constexpr, GELU: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """One channel, ROWS rows (blocks of time of the sequences), BLOCK positions each; x is chunks * CHUNK long."""
-    c = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = tiles - 1 - tl.program_id(0) % tiles  # the latest, which look back on most, start first
+@triton.jit
+def rows_of(tile, rows_a_block, B, blocks, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return of each row of a tile its block of time, its sequence and whether it is one; and the first, last block."""
     row = tile * ROWS + tl.arange(0, ROWS)
     block = row // rows_a_block
     b = row % rows_a_block
-    real = (b < B) & (block < blocks)
     earliest = tile * ROWS // rows_a_block
     latest = tl.minimum((tile * ROWS + ROWS - 1) // rows_a_block, blocks - 1)
+    return block, b, (b < B) & (block < blocks), earliest, latest
 
-    # Chunks are counted from the start of a row's own block: what the kernel reaches, within what there is.
-    begin = tl.maximum(first, -latest * (BLOCK // CHUNK))
-    end = tl.minimum((BLOCK + ahead + CHUNK - 1) // CHUNK, chunks - earliest * (BLOCK // CHUNK))
+
+@triton.jit
+def add_products(  # type: ignore[no-untyped-def]
+    total, x, strip, width, origin, begin, end, block, real, earliest, latest, chunks,
+    COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Add to total [rows, BLOCK] the rows of x [rows, 1] times the kernel, given as a strip with lag 0 at `origin`.
+
+    Chunks are counted from the start of a row's own block: from `begin` to `end` the kernel reaches; of `chunks` is x.
+    """
     s = tl.arange(0, CHUNK)
     t = tl.arange(0, BLOCK)
     own = block * (BLOCK // CHUNK)
-    here = x + c * x_c + (b.to(tl.int64) * x_b)[:, None] + s[None, :]
-    width = units * 16
+    here = x + s[None, :]
     line = (s % COPIES) * width - (s // COPIES) * COPIES
-    lags = strip + c * (COPIES * width) + line[:, None] + (origin * 16 + t)[None, :]
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    lags = strip + line[:, None] + (origin + t)[None, :]
+    begin = tl.maximum(begin, -latest * (BLOCK // CHUNK))
+    end = tl.minimum(end, chunks - earliest * (BLOCK // CHUNK))
     for k in tl.range(begin, end, num_stages=STAGES):
         at = own + k
         inside = real & (at >= 0) & (at < chunks)
         v = tl.load(here + (at * CHUNK)[:, None], inside[:, None], 0.0)
-        toeplitz = tl.load(lags - k * CHUNK)  # never outside the strip: see `_strip`
+        toeplitz = tl.load(lags - k * CHUNK)  # never outside the strip: see `margins`
         if WIDE:
             v, toeplitz = v.to(tl.float32), toeplitz.to(tl.float32)
         total = tl.dot(v, toeplitz, total, input_precision=PRECISION)
+    return total
 
-    total *= tl.load(scale + c)
+
+@triton.jit(do_not_specialize=["B", "rows_a_block", "blocks", "tiles", "chunks", "first", "ahead", "origin", "units"])
+def _conv_kernel(  # type: ignore[no-untyped-def]
+    x, strip, scale, bias, y, B, rows_a_block, blocks, tiles, chunks, first, ahead, origin, units, x_b, x_c, y_b, y_c,
+    SCALED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One channel, ROWS rows (blocks of time of the sequences), BLOCK positions each; x is chunks * CHUNK long."""
+    c = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tiles - 1 - tl.program_id(0) % tiles  # the latest, which look back on most, start first
+    block, b, real, earliest, latest = rows_of(tile, rows_a_block, B, blocks, ROWS)
+    here = x + c * x_c + (b.to(tl.int64) * x_b)[:, None]
+    end = (BLOCK + ahead + CHUNK - 1) // CHUNK
+    total = add_products(
+        tl.zeros([ROWS, BLOCK], tl.float32), here, strip + c * (COPIES * units * 16), units * 16, origin * 16,
+        first, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
+    )  # fmt: skip
+    if SCALED:
+        total *= tl.load(scale + c)
     if BIAS:
         total += tl.load(bias + c).to(tl.float32)
     if GELU:
         total = _gelu(total)
-    at = block[:, None] * BLOCK + t[None, :]
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     out = y + c * y_c + (b.to(tl.int64) * y_b)[:, None] + at
     tl.store(out, total.to(y.dtype.element_ty), real[:, None] & (at < chunks * CHUNK))
 
 
+class Grid(NamedTuple):
+    """How the rows of x (B, C, time), L positions of them real, are cut into tiles."""
+
+    rows_a_block: int
+    blocks: int
+    tiles: int
+    chunks: int
+
+
+def grid_of(B: int, L: int, tile: Tile) -> Grid:
+    """Whole blocks in a tile if that wastes few rows: then few look further back than they must."""
+    blocks, padded = triton.cdiv(L, tile.block), triton.next_power_of_2(B)
+    rows_a_block = padded if padded <= tile.rows and 3 * padded <= 4 * B else B
+    return Grid(rows_a_block, blocks, triton.cdiv(rows_a_block * blocks, tile.rows), triton.cdiv(L, tile.chunk))
+
+
+def products(dtype: torch.dtype, tile: Tile) -> dict[str, int | str | bool]:
+    """Return the options of a kernel that calls `add_products`."""
+    precision = "tf32x3" if dtype == torch.float32 else "tf32"  # of float32 factors; others are as they are
+    return {
+        "COPIES": COPIES, "WIDE": INTERPRETED, "PRECISION": "ieee" if INTERPRETED else precision, "ROWS": tile.rows,
+        "BLOCK": tile.block, "CHUNK": tile.chunk, "STAGES": tile.stages, "num_warps": tile.warps,
+        "maxnreg": tile.registers,
+    }  # fmt: skip
+
+
+def margins(low: int, high: int, tile: Tile) -> tuple[int, int]:
+    """Return the first lag and the width of a strip, in sixteens, for a kernel at lags low .. high.
+
+    Lags that a program reads: up to a chunk more than the kernel reaches, over a block, to either side.
+    """
+    first = (low - tile.block - tile.chunk) // 16
+    return first, triton.cdiv(high + tile.block + tile.chunk, 16) - first
+
+
 def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) -> Tensor:
     """y[t] = sum_j kernel[j] u[t + lead - j] + bias, through GELU if asked, in u's dtype and memory format."""
-    B, C, L = u.shape
-    y = torch.empty_like(u)
+    L, y = u.shape[2], torch.empty_like(u)
     if u.numel() == 0:
         return y
     tile = TILE_FLOAT32 if u.dtype == torch.float32 else TILE
     ahead, behind = min(lead, L - 1), min(kernel.shape[1] - lead, L)
-    strip, scale, origin = _strip(u, kernel, lead, ahead, behind, tile)
-    x, out = (z if _has_rows(z, tile.chunk) else _scratch(z, tile.chunk) for z in (u, y))
-    if x is not u:
-        _copy_rows(u, x, True)
-    blocks = triton.cdiv(L, tile.block)
-    # Whole blocks in a tile if that wastes few rows: then few look further back than they must.
-    padded = triton.next_power_of_2(B)
-    rows_a_block = padded if padded <= tile.rows and 3 * padded <= 4 * B else B
-    tiles = triton.cdiv(rows_a_block * blocks, tile.rows)
-    precision = "tf32x3" if u.dtype == torch.float32 else "tf32"  # of float32 factors; others are as they are
-    _conv_kernel[(tiles * C,)](
-        x, strip, scale, scale if bias is None else bias.contiguous(), out, B, rows_a_block, blocks, tiles,
-        triton.cdiv(L, tile.chunk), -triton.cdiv(behind - 1, tile.chunk), ahead, origin, strip.shape[2] // 16,
-        *x.stride()[:2], *out.stride()[:2], BIAS=bias is not None, GELU=gelu, COPIES=COPIES, WIDE=INTERPRETED,
-        PRECISION="ieee" if INTERPRETED else precision, ROWS=tile.rows, BLOCK=tile.block, CHUNK=tile.chunk,
-        STAGES=tile.stages, num_warps=tile.warps, maxnreg=tile.registers,
-    )  # fmt: skip
-    if out is not y:
-        _copy_rows(y, out, False)
-    return y
-
-
-def _strip(u: Tensor, kernel: Tensor, lead: int, ahead: int, behind: int, tile: Tile) -> tuple[Tensor, Tensor, int]:
-    """Return the shifted copies (C, copies, width), each channel's scale (C,), and where lag 0 is, in sixteens.
-
-    Lags that a program reads: up to a chunk more than the kernel reaches, over a block, to either side.
-    """
-    origin = triton.cdiv(tile.block + ahead + 2 * tile.chunk, 16)
-    units = origin + triton.cdiv(tile.block + behind + 2 * tile.chunk, 16)
+    first, units = margins(-ahead, behind - 1, tile)
     strip = u.new_empty(kernel.shape[0], COPIES, units * 16)
     scale = u.new_empty(kernel.shape[0], dtype=torch.float32)
     _strip_kernel[(kernel.shape[0], COPIES)](
-        kernel, strip, scale, *kernel.stride(), lead - ahead, lead + behind, lead - origin * 16, units,
+        kernel, strip, scale, *kernel.stride(), lead - ahead, lead + behind, lead + first * 16, units,
         COPIES=COPIES, BL=STRIP_BLOCK,
     )  # fmt: skip
-    return strip, scale, origin
+    x, out = (z if _has_rows(z, tile.chunk) else scratch(z, tile.chunk) for z in (u, y))
+    if x is not u:
+        copy_rows(u, x, True)
+    conv_rows(x, strip, scale, bias, out, L, ahead, behind, first, gelu, tile)
+    if out is not y:
+        copy_rows(y, out, False)
+    return y
+
+
+def conv_rows(
+    x: Tensor, strip: Tensor, scale: Tensor | None, bias: Tensor | None, out: Tensor, L: int, ahead: int, behind: int,
+    first: int, gelu: bool, tile: Tile,
+) -> None:  # fmt: skip
+    """Convolve x into out, (B, C, time) both, by a strip whose first lag is `first`, in sixteens."""
+    B, C, _ = x.shape
+    grid = grid_of(B, L, tile)
+    _conv_kernel[(grid.tiles * C,)](
+        x, strip, strip if scale is None else scale, strip if bias is None else bias.contiguous(), out, B, *grid,
+        -triton.cdiv(behind - 1, tile.chunk), ahead, -first, strip.shape[2] // 16, *x.stride()[:2], *out.stride()[:2],
+        SCALED=scale is not None, BIAS=bias is not None, GELU=gelu, **products(x.dtype, tile),
+    )  # fmt: skip
 
 
 def _has_rows(z: Tensor, chunk: int) -> bool:
@@ -193,13 +240,14 @@ def _has_rows(z: Tensor, chunk: int) -> bool:
     return whole and z.stride(0) % 16 == 0 and z.stride(1) % 16 == 0 and z.data_ptr() % 16 == 0
 
 
-def _scratch(z: Tensor, chunk: int) -> Tensor:
+def scratch(z: Tensor, chunk: int) -> Tensor:
     """Return room for z as (B, C, time) with strides of (C, B, time), time padded to whole tiles and chunks."""
     B, C, L = z.shape
     return z.new_empty(C, B, triton.cdiv(L, max(chunk, COPY_TIME)) * max(chunk, COPY_TIME)).transpose(0, 1)
 
 
-def _copy_rows(u: Tensor, x: Tensor, to_rows: bool) -> None:
+def copy_rows(u: Tensor, x: Tensor, to_rows: bool) -> None:
+    """Copy u (B, C, L) into x, (B, C, time) as `scratch` makes it, or the other way."""
     (B, C, L), time_blocks = u.shape, x.shape[2] // COPY_TIME
     _rows_kernel[(triton.cdiv(C, COPY_CHANNELS) * time_blocks * B,)](
         u, x, C, L, time_blocks, *u.stride(), *x.stride()[:2],

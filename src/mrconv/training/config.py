@@ -42,12 +42,12 @@ class Experiment:
 
     The machine: `precision` ("auto": bfloat16 where a GPU has it, with parameters in float32), `graphs` (on one GPU, a
     step is captured for each shape of batch and replayed; not where rows differ in length and `pad` is "batch", which
-    gives too many), `compile` (the blocks), `loader` ("auto": on the GPU itself if there is one and the data fits),
-    `workers` (processes that read data), `pad` (a batch to its longest row, "batch", to a multiple of a number, or to
-    the task's length, "max"), `accelerator`, `devices`, `strategy` and `nodes` as Lightning has them, `sync_stats` (of
-    every BatchNorm, over all processes), `checkpoint_minutes` (between checkpoints within an epoch), `limit_train` and
-    `limit_eval` (batches of an epoch and of an evaluation; 0: all), `wandb` (a project there), `out` (where the run's
-    folder is made).
+    gives too many), `compile` (the blocks; null: where that pays, on one GPU and with many steps for each shape),
+    `loader` ("auto": on the GPU itself if there is one and the data fits), `workers` (processes that read data), `pad`
+    (a batch to its longest row, "batch", to a multiple of a number, or to the task's length, "max"), `accelerator`,
+    `devices`, `strategy` and `nodes` as Lightning has them, `sync_stats` (of every BatchNorm, over all processes),
+    `checkpoint_minutes` (between checkpoints within an epoch), `limit_train` and `limit_eval` (batches of an epoch and
+    of an evaluation; 0: all), `wandb` (a project there), `out` (where the run's folder is made).
 
     Tasks of pictures train an `MRConvNeXt` of `depths`, `dims` and `kernel_sizes` per stage, with `patch_size`,
     `drop_path` and `layer_scale` (`mixer` "conv" makes it a ConvNeXt), in the place of `kernel_size`, `depth`,
@@ -107,7 +107,7 @@ class Experiment:
     # the machine
     precision: str = "auto"
     graphs: bool = True
-    compile: bool = False
+    compile: bool | None = None
     loader: str = "auto"
     workers: int = 0
     bucket: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,13 @@ class TaskData(pl.LightningDataModule):
             raise ValueError(f"randaugment is for pictures in files; those of {data.name} are arrays")
         self.watched = "val" if "val" in data.splits else "test"
         self.evaluated = [name for name in ("val", "test") if name in data.splits]
-        self.few_shapes = data.splits["train"].offsets is None or experiment.pad != "batch"  # of training batches
+        self.shapes = self._shapes()  # that training batches have, at most
         self.loaders: dict[str, BatchLoader] = {}
+
+    def _shapes(self) -> float:
+        if self.data.splits["train"].offsets is None or self.experiment.pad == "max":
+            return 1
+        return math.inf if self.experiment.pad == "batch" else math.ceil(self.data.length / self.experiment.pad)
 
     def steps_per_epoch(self, world: int) -> int:
         """Return how many batches of training an epoch has."""

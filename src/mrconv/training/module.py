@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric, SumMetric
 
-from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
+from mrconv import LanguageModel, MRConv, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.block import MRConvBlock
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
@@ -28,6 +29,7 @@ from .vision import build_vision
 
 CHECK_EVERY = 100  # steps between looks at losses and weights, each of which waits for the device
 MOST_SHAPES = 64  # of batches that blocks are compiled for; torch's own limit of 8 is fewer than paddings may make
+WORTH_COMPILING = 5000  # steps of each shape: at some milliseconds saved each, they are a few times what it takes
 
 
 class NotFinite(RuntimeError):
@@ -98,6 +100,12 @@ def compile_blocks(model: nn.Module, few_shapes: bool = True) -> None:
             module.compile(dynamic=False if few_shapes else None)
 
 
+def worth_compiling(model: nn.Module, steps: int, shapes: float) -> bool:
+    """Tell whether a run of so many steps on one GPU, in so many shapes of batches, is faster with compiled blocks."""
+    blocks = any(isinstance(module, MRConvBlock) and isinstance(module.layer, MRConv) for module in model.modules())
+    return blocks and importlib.util.find_spec("triton") is not None and steps >= WORTH_COMPILING * shapes
+
+
 class Training(pl.LightningModule):
     """Training by cross-entropy, of a class for every example or of every next token."""
 
@@ -109,12 +117,13 @@ class Training(pl.LightningModule):
         steps_per_epoch: int,
         evaluated: Sequence[str],
         few_shapes: bool = True,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.experiment, self.model, self.steps_per_epoch = experiment, model, steps_per_epoch
         self.evaluated = tuple(evaluated)  # the splits that validation goes through
         self.few_shapes = few_shapes  # of batches, so that a graph can be kept for each
-        if experiment.compile:
+        if compiled:
             compile_blocks(model, few_shapes)
         self.automatic_optimization = False  # a graph holds forward and backward
         self.graphed: GraphedStep | None = None

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.accelerators import CUDAAccelerator
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -32,7 +34,7 @@ from .config import Experiment
 from .data import EVALUATED, TaskData, make_loader, prepare
 from .figures import draw_run
 from .metrics import SCORES
-from .module import NotFinite, Training, build_model, cross_entropy, logits
+from .module import NotFinite, Training, build_model, cross_entropy, logits, worth_compiling
 from .progress import EpochLines
 from .record import MERGED, MODEL
 
@@ -66,12 +68,18 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
             f"{data.rows('train', True)} training examples do not fill one batch of {experiment.batch_size} on each "
             f"of {trainer.world_size} device(s): lower batch_size"
         )
-    training = Training(experiment, model, metric, steps, module.evaluated, module.few_shapes)
+    compiled = experiment.compile
+    if compiled is None:
+        alone = isinstance(trainer.accelerator, CUDAAccelerator) and trainer.world_size == 1
+        compiled = alone and worth_compiling(model, steps * experiment.epochs, module.shapes)
+    few_shapes = module.shapes < math.inf
+    training = Training(experiment, model, metric, steps, module.evaluated, few_shapes, compiled)
     if trainer.is_global_zero:
         record.remove_drafts(folder)
         record.write_config(folder / record.CONFIG, dataclasses.asdict(experiment))
         step = 0 if checkpoint is None else settle(folder, checkpoint)
-        environment, path = {**record.environment(), "command": record.command()}, folder / record.ENVIRONMENT
+        how = {"precision": trainer.precision, "compiled": compiled, "command": record.command()}
+        environment, path = {**record.environment(), **how}, folder / record.ENVIRONMENT
         record.write_json(path, record.going_on(environment, path, step))
     try:
         trainer.fit(training, module, ckpt_path=checkpoint, weights_only=True)

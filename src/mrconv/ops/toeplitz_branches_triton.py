@@ -1,0 +1,349 @@
+"""The Triton kernels behind `toeplitz_branch_sum`: normalised branches on the tensor cores, none of them in memory.
+
+Rows, strips and products are those of `toeplitz_triton.py`, with a strip for each branch. A branch's outputs stay in
+registers, where they become its statistics or, going back, its gradient dc_b: that is stored, for some channels at a
+time, as two products need it. One is dc_b with the kernel turned around, summed over branches, which is du. The other
+gives the kernel's gradient: for two blocks of time p and p + d, sum over p and all sequences of u[p, i] dc_b[p + d, j]
+is a matrix whose diagonal j - i = e belongs to lag d BLOCK + e.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+from . import toeplitz_triton as rows
+from .backends import INTERPRETED
+from .toeplitz_triton import Tile, add_products, grid_of, margins, rows_of
+from .triton_tools import summed
+
+TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the best of those tried on an H200
+CORRELATE = {"STAGES": 3, "num_warps": 4}
+SLICE_BYTES = 512 * 2**20  # of the branches' gradients that are in memory at a time, about
+STRIP_BLOCK = 512  # lags at a time where strips are written
+GROUP = 7  # numbers that a kernel knows of a strip
+
+
+@triton.jit
+def _group(groups, n):  # type: ignore[no-untyped-def]
+    """Return of strip n its first lag, its width, where it begins, and the chunks that it reaches from and to."""
+    at = groups + 7 * n
+    return (
+        tl.load(at + 2) * 16, tl.load(at + 3) * 16, tl.load(at + 4).to(tl.int64) * 16, tl.load(at + 5), tl.load(at + 6),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["C", "taps"])
+def _strips_kernel(  # type: ignore[no-untyped-def]
+    kernels, factors, skip, strips, branches, groups, C, taps,
+    FACTORS: tl.constexpr, SKIP: tl.constexpr, REVERSE: tl.constexpr, COPIES: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Write one copy of one channel's strip of a group of branches: their sum, each times its factor, and the skip."""
+    c = tl.program_id(0).to(tl.int64)
+    r = tl.program_id(1)
+    group = groups + 7 * tl.program_id(2)
+    first = tl.load(group)
+    last = first + tl.load(group + 1)
+    low, width, begin, _, _ = _group(groups, tl.program_id(2))
+    out = strips + (begin * C + c * width) * COPIES + r * width
+    for start in range(0, width, BL):
+        i = start + tl.arange(0, BL)
+        lag = low + i - r
+        if REVERSE:
+            lag = -lag
+        total = tl.zeros([BL], tl.float32)
+        if SKIP:
+            total = tl.where(lag == 0, tl.load(skip + c).to(tl.float32), total)
+        for n in range(first, last):
+            j = tl.where(tl.load(branches + 3 * n + 2) != 0, -1 - lag, lag)
+            inside = (j >= 0) & (j < tl.load(branches + 3 * n + 1))
+            v = tl.load(kernels + c * taps + tl.load(branches + 3 * n) + j, inside, 0.0).to(tl.float32)
+            if FACTORS:
+                v *= tl.load(factors + n * C + c)
+            total += v
+        tl.store(out + i, total.to(strips.dtype.element_ty), i < width)
+
+
+@triton.jit(do_not_specialize=["C", "c0", "B", "L", "time", "rows_a_block", "blocks", "tiles", "chunks"])
+def _branches_kernel(  # type: ignore[no-untyped-def]
+    x, g, strips, groups, lengths, numbers, out, C, c0, B, L, time, rows_a_block, blocks, tiles, chunks,
+    MASKED: tl.constexpr, PULL: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One branch in a tile: store the sums of its outputs and of their squares or, to pull, its dc = s g - a - q c."""
+    N = tl.num_programs(1)
+    n = N - 1 - tl.program_id(1)
+    here = tl.program_id(0) // tiles
+    c = (c0 + here).to(tl.int64)
+    tile = tiles - 1 - tl.program_id(0) % tiles
+    block, b, real, earliest, latest = rows_of(tile, rows_a_block, B, blocks, ROWS)
+    low, width, start, begin, end = _group(groups, n)
+    row = (c * B + b)[:, None] * time * 16
+    total = add_products(
+        tl.zeros([ROWS, BLOCK], tl.float32), x + row, strips + (start * C + c * width) * COPIES, width, -low,
+        begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
+    )  # fmt: skip
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    valid = real[:, None] & (at < L)
+    if MASKED:
+        valid = real[:, None] & (at < tl.load(lengths + b, real, 0).to(tl.int32)[:, None])
+    if PULL:
+        s = tl.load(numbers + n * C + c)
+        q = tl.load(numbers + (N + n) * C + c)
+        a = tl.load(numbers + (2 * N + n) * C + c)
+        pull = tl.load(g + row + at, real[:, None], 0.0).to(tl.float32)
+        total = tl.where(valid, s * pull - a - q * total, 0.0)
+        own = ((tl.num_programs(0) // tiles).to(tl.int64) * n + here) * B + b
+        tl.store(out + own[:, None] * time * 16 + at, total.to(out.dtype.element_ty), real[:, None])
+    else:
+        total = tl.where(valid, total, 0.0)
+        out += (tile.to(tl.int64) * 2 * N + n) * C + c
+        tl.store(out, tl.sum(tl.sum(total, 1), 0))
+        tl.store(out + N * C, tl.sum(tl.sum(total * total, 1), 0))
+
+
+@triton.jit(do_not_specialize=["N", "C", "c0", "B", "time", "rows_a_block", "blocks", "tiles", "chunks"])
+def _back_kernel(  # type: ignore[no-untyped-def]
+    dc, g, strips, groups, skip, out, N, C, c0, B, time, rows_a_block, blocks, tiles, chunks,
+    SKIP: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store du: every branch's gradient with its kernel turned around, and skip times g."""
+    here = tl.program_id(0) // tiles
+    c = (c0 + here).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    block, b, real, earliest, latest = rows_of(tile, rows_a_block, B, blocks, ROWS)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for n in range(N):
+        low, width, start, begin, end = _group(groups, n)
+        own = ((tl.num_programs(0) // tiles).to(tl.int64) * n + here) * B + b
+        total = add_products(
+            total, dc + own[:, None] * time * 16, strips + (start * C + c * width) * COPIES, width, -low,
+            begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
+        )  # fmt: skip
+    at = (c * B + b)[:, None] * time * 16 + block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    if SKIP:
+        total += tl.load(skip + c).to(tl.float32) * tl.load(g + at, real[:, None], 0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), real[:, None])
+
+
+@triton.jit(do_not_specialize=["C", "c0", "B", "time", "blocks", "pairs"])
+def _correlate_kernel(  # type: ignore[no-untyped-def]
+    x, dc, which, out, C, c0, B, time, blocks, pairs,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """For a channel, a branch and a distance of blocks, store the sums along the diagonals of the blocks' products."""
+    here = (tl.program_id(0) // pairs).to(tl.int64)
+    n = tl.load(which + 2 * (tl.program_id(0) % pairs)).to(tl.int64)
+    d = tl.load(which + 2 * (tl.program_id(0) % pairs) + 1)
+    i = tl.arange(0, BLOCK)
+    b = tl.arange(0, BATCH)
+    first = tl.maximum(0, -d)
+    mine = x + (c0 + here) * B * time * 16
+    there = dc + (n * C + here) * B * time * 16 + d * BLOCK
+    sequences = tl.cdiv(B, BATCH)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for k in tl.range(0, (blocks - tl.abs(d)) * sequences, num_stages=STAGES):
+        row = k % sequences * BATCH + b
+        at = row[:, None] * time * 16 + (first + k // sequences) * BLOCK + i[None, :]
+        v = tl.load(mine + at, (row < B)[:, None], 0.0)
+        w = tl.load(there + at, (row < B)[:, None], 0.0)
+        if WIDE:
+            v, w = v.to(tl.float32), w.to(tl.float32)
+        total = tl.dot(tl.trans(v), w, total, input_precision=PRECISION)
+    column = i[:, None] + i[None, :]
+    turned = tl.gather(total, column % BLOCK, 1)  # column e holds the diagonals e and e - BLOCK
+    out += tl.program_id(0).to(tl.int64) * 2 * BLOCK + i
+    tl.store(out, tl.sum(tl.where(column < BLOCK, 0.0, turned), 0))
+    tl.store(out + BLOCK, tl.sum(tl.where(column < BLOCK, turned, 0.0), 0))
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Sums of branches written out: their numbers on the device, and how wide all strips are together."""
+
+    groups: Tensor
+    width: int
+    low: int  # first lag of the first one, in sixteens
+    reverse: bool
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """Pairs (branch, distance of blocks), and where in their diagonals each tap's two parts are."""
+
+    pairs: Tensor
+    parts: Tensor  # (2, taps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the kernels know of the branches beforehand, on a device."""
+
+    branches: Tensor  # (nb, 3): first of its taps, how many, whether it looks ahead
+    members: Tensor  # (taps, nb): 1 where a tap is a branch's
+    each: Strips
+    back: Strips
+    merged: Strips
+    ahead: int  # of the merged kernel
+    behind: int
+    own: Correlations  # of u with each branch's gradient
+    cross: Correlations  # of u with the output's gradient, at the lags of all taps and at 0
+
+
+def _lags(size: int, ahead: bool) -> range:
+    return range(-1, -1 - size, -1) if ahead else range(size)
+
+
+def _strips(kernels: Sequence[tuple[int, int, int, int]], reverse: bool, device: torch.device) -> Strips:
+    """Return strips for (first branch, how many, lowest lag, highest lag)."""
+    numbers, width = [], 0
+    for first, count, low, high in kernels:
+        low, high = (-high, -low) if reverse else (low, high)
+        start, units = margins(low, high, TILE)
+        chunks = -((high + TILE.chunk - 1) // TILE.chunk), (TILE.block - 1 - low) // TILE.chunk + 1
+        numbers += [first, count, start, units, width, *chunks]
+        width += units
+    return Strips(torch.tensor(numbers, dtype=torch.int32, device=device), width * 16, numbers[2], reverse)
+
+
+def _correlations(kernels: Sequence[tuple[int, range]], blocks: int, device: torch.device) -> Correlations:
+    """Return what gives all taps of kernels (branch, lags); lags that cannot meet the input get zeros."""
+    places: dict[tuple[int, int], int] = {}
+    block, parts = TILE.block, []
+    for n, lags in kernels:
+        for lag in lags:
+            near, e = divmod(lag, block)
+            found = []
+            for d, diagonal in ((near, e), (near + 1, e - block)):
+                if diagonal > -block and abs(d) < blocks:
+                    found.append(2 * block * places.setdefault((n, d), len(places)) + block + diagonal)
+            parts.append((*found, 0, 0)[:2])  # of the first square the first diagonal, which is none
+    pairs = torch.tensor(list(itertools.chain.from_iterable(places)), dtype=torch.int32, device=device)
+    return Correlations(pairs, torch.tensor(parts, device=device).t().contiguous())
+
+
+@functools.lru_cache(maxsize=64)
+def plan(sizes: tuple[int, ...], forwards: int, L: int, device: torch.device) -> Plan:
+    """Return the plan for branches of these sizes, of which the first so many look back, and inputs of length L."""
+    with torch.inference_mode(False):
+        starts = [0, *itertools.accumulate(sizes)]
+        lags = [_lags(size, n >= forwards) for n, size in enumerate(sizes)]
+        met = [own[:L] for own in lags]
+        ends = [(n, 1, min(own, default=0), max(own, default=0)) for n, own in enumerate(met)]
+        lowest, highest = min(0, *(end[2] for end in ends)), max(0, *(end[3] for end in ends))
+        numbers = [(start, size, n >= forwards) for n, (start, size) in enumerate(zip(starts, sizes, strict=False))]
+        blocks = triton.cdiv(L, TILE.block)
+        members = torch.repeat_interleave(torch.eye(len(sizes), dtype=torch.float64), torch.tensor(sizes), 0)
+        return Plan(
+            torch.tensor(numbers, dtype=torch.int32, device=device),
+            members.to(device),
+            _strips(ends, False, device),
+            _strips(ends, True, device),
+            _strips([(0, len(sizes), lowest, highest)], False, device),
+            -lowest,
+            highest + 1,
+            _correlations(list(enumerate(lags)), blocks, device),
+            _correlations([(0, own) for own in (*lags, range(1))], blocks, device),
+        )
+
+
+class ToeplitzBranches:
+    """Branches of dense kernels (C, taps), side by side, over an input u (B, C, L)."""
+
+    def __init__(self, u: Tensor, kernels: Tensor, sizes: Sequence[int], forwards: int) -> None:
+        (self.B, self.C, self.L), self.nb = u.shape, len(sizes)
+        self.plan = plan(tuple(sizes), forwards, self.L, u.device)
+        self.kernels, self.x = kernels.to(u.dtype).contiguous(), self.rows(u)
+        self.time = self.x.shape[2]
+
+    def rows(self, u: Tensor) -> Tensor:
+        """Return u (B, C, L) contiguous as (C, B, time), padded with zeros to whole blocks."""
+        x = rows.scratch(u, TILE.block)
+        rows.copy_rows(u, x, True)
+        return x.transpose(0, 1)
+
+    def _strip(self, of: Strips, factors: Tensor | None = None, skip: Tensor | None = None) -> Tensor:
+        """Return strips (groups, C, copies, width), of widths of their own, one after the other."""
+        out = self.x.new_empty(self.C * rows.COPIES * of.width)
+        _strips_kernel[(self.C, rows.COPIES, of.groups.numel() // GROUP)](
+            self.kernels, self.kernels if factors is None else factors, self.kernels if skip is None else skip, out,
+            self.plan.branches, of.groups, self.C, self.kernels.shape[1], FACTORS=factors is not None,
+            SKIP=skip is not None, REVERSE=of.reverse, COPIES=rows.COPIES, BL=STRIP_BLOCK,
+        )  # fmt: skip
+        return out
+
+    def moments(self, lengths: Tensor | None) -> Tensor:
+        """Sums of c_b and of c_b^2 over batch and valid positions, (2, nb, C)."""
+        grid = grid_of(self.B, self.L, TILE)
+        parts = self.x.new_empty(grid.tiles, 2, self.nb, self.C, dtype=torch.float32)
+        _branches_kernel[(grid.tiles * self.C, self.nb)](
+            self.x, self.x, self._strip(self.plan.each), self.plan.each.groups, self.x if lengths is None else lengths,
+            parts, parts, self.C, 0, self.B, self.L, self.time // 16, *grid, MASKED=lengths is not None, PULL=False,
+            **rows.products(self.x.dtype, TILE),
+        )  # fmt: skip
+        return summed(parts)
+
+    def output(self, like: Tensor, scale: Tensor, skip: Tensor | None, bias: Tensor) -> Tensor:
+        """y = sum_b scale_b c_b + skip u + bias."""
+        y, p = torch.empty_like(like), self.plan
+        out = rows.scratch(like, TILE.block)
+        strip = self._strip(p.merged, scale.contiguous(), skip).view(self.C, rows.COPIES, -1)
+        x = self.x.transpose(0, 1)
+        rows.conv_rows(x, strip, None, bias, out, self.L, p.ahead, p.behind, p.merged.low, False, TILE)
+        rows.copy_rows(y, out, False)
+        return y
+
+    def _correlate(self, dc: Tensor, of: Correlations, c0: int) -> Tensor:
+        """Return the taps' sums of u with dc (branches, channels from c0 on, B, time), (channels, taps)."""
+        C, pairs, block = dc.shape[1], of.pairs.numel() // 2, TILE.block
+        out = dc.new_empty(C, pairs * 2 * block, dtype=torch.float32)
+        batch = min(64, max(16, triton.next_power_of_2(self.B)))
+        _correlate_kernel[(C * pairs,)](
+            self.x, dc, of.pairs, out, C, c0, self.B, self.time // 16, self.time // block, pairs,
+            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", BLOCK=block, BATCH=batch, **CORRELATE,
+        )  # fmt: skip
+        return out[:, of.parts[0]] + out[:, of.parts[1]]
+
+    def products(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums over batch and time of g c_b, (nb, C), of g and of g u, (C,), for rows g."""
+        cross = self._correlate(g[None], self.plan.cross, 0)
+        inner = (self.kernels * cross[:, :-1]).double() @ self.plan.members
+        return inner.t().float(), g.sum((1, 2), dtype=torch.float32), cross[:, -1]
+
+    def pull(
+        self, g: Tensor, numbers: Tensor, skip: Tensor | None, lengths: Tensor | None, like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return du, like a tensor, and the kernels' gradient for dc_b = s_b g - a_b - q_b c_b and rows g.
+
+        numbers (3, nb, C) are s, q and a. A few channels at a time, since every branch's dc is in memory meanwhile.
+        """
+        size = max(1, min(self.C, SLICE_BYTES // max(1, self.nb * self.B * self.time * self.x.element_size())))
+        scratch = self.x.new_empty(self.nb * size * self.B * self.time)
+        strips, back = self._strip(self.plan.each), self._strip(self.plan.back)
+        du, dkernels = torch.empty_like(self.x), torch.empty_like(self.kernels, dtype=torch.float32)
+        grid = grid_of(self.B, self.L, TILE)
+        for c0 in range(0, self.C, size):
+            C = min(size, self.C - c0)
+            dc = scratch[: self.nb * C * self.B * self.time].view(self.nb, C, self.B, self.time)
+            _branches_kernel[(grid.tiles * C, self.nb)](
+                self.x, g, strips, self.plan.each.groups, self.x if lengths is None else lengths, numbers, dc,
+                self.C, c0, self.B, self.L, self.time // 16, *grid, MASKED=lengths is not None, PULL=True,
+                **rows.products(self.x.dtype, TILE),
+            )  # fmt: skip
+            _back_kernel[(grid.tiles * C,)](
+                dc, g, back, self.plan.back.groups, g if skip is None else skip, du, self.nb, self.C, c0, self.B,
+                self.time // 16, *grid, SKIP=skip is not None, **rows.products(self.x.dtype, TILE),
+            )  # fmt: skip
+            dkernels[c0 : c0 + C] = self._correlate(dc, self.plan.own, c0)
+        out = torch.empty_like(like)
+        rows.copy_rows(out, du.transpose(0, 1), False)
+        return out, dkernels
