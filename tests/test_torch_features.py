@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mrconv import MRConv, SequenceClassifier, reparameterize
+from mrconv import MRConv, MRConvBlock, SequenceClassifier, reparameterize
 
 from .conftest import pull, randomise, relative, training_step
 
@@ -79,6 +79,16 @@ def test_autocast_is_as_an_input_of_its_dtype(kind, kernel_size):
     for a, b in zip((y, du, *grads.values()), (half, dhalf, *half_grads.values()), strict=True):
         assert relative(a.double(), b.double()) < 2e-2
     assert relative(half.float(), exact) < 2e-2
+
+
+@pytest.mark.parametrize(("kind", "kernel_size"), [("fourier", 1), ("fourier", 2), ("dilated", 4)])
+def test_a_block_compiles_whole_under_autocast(kind, kernel_size):
+    torch._dynamo.reset()
+    block = MRConvBlock(4, 32, kernel=kind, kernel_size=kernel_size)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.compile(block, fullgraph=True, backend="aot_eager")(torch.randn(3, 32, 4))
+    assert y.dtype == torch.float32  # the residual's
+    y.sum().backward()
 
 
 def test_a_model_trains_under_bf16_autocast():

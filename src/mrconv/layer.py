@@ -36,10 +36,9 @@ FORMAT_VERSION = 1
 
 def as_autocast(u: Tensor) -> Tensor:
     """Return u in autocast's dtype if it is float32 and autocast is on: what torch does for its own convolutions."""
-    kind = u.device.type
-    if u.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if u.dtype != torch.float32 or u.is_meta or not torch.is_autocast_enabled(u.device.type):
         return u
-    return u.to(torch.get_autocast_dtype(kind))
+    return u.to(torch.get_autocast_dtype(u.device.type))
 
 
 class MRConv(Streams, IntegerBuffers):
