@@ -153,7 +153,7 @@ def _correlate_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for k in tl.range(0, (blocks - tl.abs(d)) * sequences, num_stages=STAGES):
         row = k % sequences * BATCH + b
-        at = row[:, None] * time * 16 + (first + k // sequences) * BLOCK + i[None, :]
+        at = row[:, None].to(tl.int64) * time * 16 + (first + k // sequences) * BLOCK + i[None, :]
         v = tl.load(mine + at, (row < B)[:, None], 0.0)
         w = tl.load(there + at, (row < B)[:, None], 0.0)
         if WIDE:
@@ -231,17 +231,24 @@ def _correlations(kernels: Sequence[tuple[int, range]], blocks: int, device: tor
     return Correlations(pairs, torch.tensor(parts, device=device).t().contiguous())
 
 
-@functools.lru_cache(maxsize=64)
-def plan(sizes: tuple[int, ...], forwards: int, L: int, device: torch.device) -> Plan:
-    """Return the plan for branches of these sizes, of which the first so many look back, and inputs of length L."""
+def plan_for(sizes: Sequence[int], forwards: int, L: int, device: torch.device) -> Plan:
+    """Return the plan for branches of these sizes, of which the first so many look back, and inputs of length L.
+
+    It is the same for all L that kernels do not reach beyond, and for all that fill as many blocks of time.
+    """
+    blocks = min(triton.cdiv(L, TILE.block), triton.cdiv(max(sizes), TILE.block) + 1)
+    return _plan(tuple(sizes), forwards, blocks, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, device: torch.device) -> Plan:
     with torch.inference_mode(False):
         starts = [0, *itertools.accumulate(sizes)]
         lags = [_lags(size, n >= forwards) for n, size in enumerate(sizes)]
-        met = [own[:L] for own in lags]
+        met = [own[: blocks * TILE.block] for own in lags]
         ends = [(n, 1, min(own, default=0), max(own, default=0)) for n, own in enumerate(met)]
         lowest, highest = min(0, *(end[2] for end in ends)), max(0, *(end[3] for end in ends))
         numbers = [(start, size, n >= forwards) for n, (start, size) in enumerate(zip(starts, sizes, strict=False))]
-        blocks = triton.cdiv(L, TILE.block)
         members = torch.repeat_interleave(torch.eye(len(sizes), dtype=torch.float64), torch.tensor(sizes), 0)
         return Plan(
             torch.tensor(numbers, dtype=torch.int32, device=device),
@@ -261,7 +268,7 @@ class ToeplitzBranches:
 
     def __init__(self, u: Tensor, kernels: Tensor, sizes: Sequence[int], forwards: int) -> None:
         (self.B, self.C, self.L), self.nb = u.shape, len(sizes)
-        self.plan = plan(tuple(sizes), forwards, self.L, u.device)
+        self.plan = plan_for(sizes, forwards, self.L, u.device)
         self.kernels, self.x = kernels.to(u.dtype).contiguous(), self.rows(u)
         self.time = self.x.shape[2]
 
