@@ -29,7 +29,6 @@ TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the best of 
 CORRELATE = {"STAGES": 3, "num_warps": 4}
 SLICE_BYTES = 512 * 2**20  # of the branches' gradients that are in memory at a time, about
 STRIP_BLOCK = 512  # lags at a time where strips are written
-GROUP = 7  # numbers that a kernel knows of a strip
 
 
 @triton.jit
@@ -170,7 +169,7 @@ def _correlate_kernel(  # type: ignore[no-untyped-def]
 class Strips:
     """Sums of branches written out: their numbers on the device, and how wide all strips are together."""
 
-    groups: Tensor
+    groups: Tensor  # (groups, 7): first branch, how many; first lag, width, where it begins; first and last chunk
     width: int
     low: int  # first lag of the first one, in sixteens
     reverse: bool
@@ -180,7 +179,7 @@ class Strips:
 class Correlations:
     """Pairs (branch, distance of blocks), and where in their diagonals each tap's two parts are."""
 
-    pairs: Tensor
+    pairs: Tensor  # (pairs, 2)
     parts: Tensor  # (2, taps)
 
 
@@ -210,9 +209,9 @@ def _strips(kernels: Sequence[tuple[int, int, int, int]], reverse: bool, device:
         low, high = (-high, -low) if reverse else (low, high)
         start, units = margins(low, high, TILE)
         chunks = -((high + TILE.chunk - 1) // TILE.chunk), (TILE.block - 1 - low) // TILE.chunk + 1
-        numbers += [first, count, start, units, width, *chunks]
+        numbers.append((first, count, start, units, width, *chunks))
         width += units
-    return Strips(torch.tensor(numbers, dtype=torch.int32, device=device), width * 16, numbers[2], reverse)
+    return Strips(torch.tensor(numbers, dtype=torch.int32, device=device), width * 16, numbers[0][2], reverse)
 
 
 def _correlations(kernels: Sequence[tuple[int, range]], blocks: int, device: torch.device) -> Correlations:
@@ -227,8 +226,10 @@ def _correlations(kernels: Sequence[tuple[int, range]], blocks: int, device: tor
                 if diagonal > -block and abs(d) < blocks:
                     found.append(2 * block * places.setdefault((n, d), len(places)) + block + diagonal)
             parts.append((*found, 0, 0)[:2])  # of the first square the first diagonal, which is none
-    pairs = torch.tensor(list(itertools.chain.from_iterable(places)), dtype=torch.int32, device=device)
-    return Correlations(pairs, torch.tensor(parts, device=device).t().contiguous())
+    return Correlations(
+        torch.tensor(list(places), dtype=torch.int32, device=device),
+        torch.tensor(parts, device=device).t().contiguous(),
+    )
 
 
 def plan_for(sizes: Sequence[int], forwards: int, L: int, device: torch.device) -> Plan:
@@ -281,7 +282,7 @@ class ToeplitzBranches:
     def _strip(self, of: Strips, factors: Tensor | None = None, skip: Tensor | None = None) -> Tensor:
         """Return strips (groups, C, copies, width), of widths of their own, one after the other."""
         out = self.x.new_empty(self.C * rows.COPIES * of.width)
-        _strips_kernel[(self.C, rows.COPIES, of.groups.numel() // GROUP)](
+        _strips_kernel[(self.C, rows.COPIES, len(of.groups))](
             self.kernels, self.kernels if factors is None else factors, self.kernels if skip is None else skip, out,
             self.plan.branches, of.groups, self.C, self.kernels.shape[1], FACTORS=factors is not None,
             SKIP=skip is not None, REVERSE=of.reverse, COPIES=rows.COPIES, BL=STRIP_BLOCK,
@@ -311,7 +312,7 @@ class ToeplitzBranches:
 
     def _correlate(self, dc: Tensor, of: Correlations, c0: int) -> Tensor:
         """Return the taps' sums of u with dc (branches, channels from c0 on, B, time), (channels, taps)."""
-        C, pairs, block = dc.shape[1], of.pairs.numel() // 2, TILE.block
+        C, pairs, block = dc.shape[1], len(of.pairs), TILE.block
         out = dc.new_empty(C, pairs * 2 * block, dtype=torch.float32)
         batch = min(64, max(16, triton.next_power_of_2(self.B)))
         _correlate_kernel[(C * pairs,)](
