@@ -147,11 +147,15 @@ def main() -> None:
         if given.only and kind != given.only:
             continue
         start = time.perf_counter()
-        table[kind] = table.get(kind, {}) | {
+        machine = {
             "hardware": torch.cuda.get_device_name() if given.device == "cuda" else platform.machine(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__.split("+")[0],
         }
+        kept = set(PRECISIONS) - set(given.precision)
+        if kept and machine != {name: table.get(kind, {}).get(name) for name in machine}:
+            parser.error(f"the table's other prices of {kind} are another machine's or torch's: measure all precisions")
+        table[kind] = table.get(kind, {}) | machine
         for precision in given.precision:
             table[kind][precision] = price(backend, given.device, PRECISIONS[precision])
         print(f"{kind}: {time.perf_counter() - start:.0f} s")

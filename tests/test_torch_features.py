@@ -84,10 +84,13 @@ def test_autocast_is_as_an_input_of_its_dtype(kind, kernel_size):
 @pytest.mark.parametrize(("kind", "kernel_size"), [("fourier", 1), ("fourier", 2), ("dilated", 4)])
 def test_a_block_compiles_whole_under_autocast(kind, kernel_size):
     torch._dynamo.reset()
-    block = MRConvBlock(4, 32, kernel=kind, kernel_size=kernel_size)
+    block, u = MRConvBlock(4, 32, kernel=kind, kernel_size=kernel_size), torch.randn(3, 32, 4)
+    plain = copy.deepcopy(block)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = torch.compile(block, fullgraph=True, backend="aot_eager")(torch.randn(3, 32, 4))
+        y = torch.compile(block, fullgraph=True, backend="aot_eager")(u)
+        assert relative(y, plain(u)) < 1e-6
     assert y.dtype == torch.float32  # the residual's
+    assert relative(y, copy.deepcopy(plain)(u)) > 1e-4
     y.sum().backward()
 
 

@@ -158,7 +158,7 @@ class MRConv(Streams, IntegerBuffers):
         output goes through GELU, in the same pass over memory where that can be.
         """
         check_input(u, self.d_model)
-        rate = self._checked(rate)
+        u, rate = self._cast(u), self._checked(rate)
         if lengths is None:
             return as_autocast(self._convolve(u, None, rate, gelu))
         lengths = check_lengths(lengths, u.shape[0], u.shape[1])
@@ -185,7 +185,6 @@ class MRConv(Streams, IntegerBuffers):
             y, skip = self._by_batch_statistics(x, lengths, rate), self.D if self.groups > 1 else None
         else:
             values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
-            x = as_autocast(x)
             learns = torch.is_grad_enabled() and any(z.requires_grad for z in (x, values, bias))
             inside = gelu and self.groups == 1 and not learns  # its gradient needs what it was applied to
             skip = self.D if self.groups > 1 else None
@@ -216,7 +215,8 @@ class MRConv(Streams, IntegerBuffers):
     def stream(self, u: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """Take the next positions u (B, T, d_model); return their outputs, as `forward`'s, and the state after them.
 
-        The state is written to and returned; there are no gradients. Needs causal kernels and settled statistics.
+        The state is written to and returned; there are no gradients, and autocast has no say in the dtype. Needs causal
+        kernels and settled statistics.
         """
         check_streams(self)
         check_input(u, self.d_model)
@@ -249,18 +249,17 @@ class MRConv(Streams, IntegerBuffers):
     def choice(self, u: Tensor, rate: float | None = None) -> ops.Choice:
         """Tell which op runs for inputs like u (B, L, d_model) in the present mode, and what the others would cost."""
         check_input(u, self.d_model)
-        rate, x = self._checked(rate), u.transpose(1, 2)
+        rate, x = self._checked(rate), self._cast(u[:1, :1]).transpose(1, 2)  # its dtype and device are what counts
         if self.backend == "reference" and not self.merged:
             return ops.Choice("reference", False, {})
         if any(norm.training for norm in self._norms()):
-            x = self._cast(x)
             choice = self._wave_choice(x, rate)
             if choice.op:
                 return choice
             kernels = [kernel for d in self._directions() for kernel in d.kernels(rate)]
             return ops.choose_branch_sum(x, kernels, self._backend)
         lags = (self._stored() if self.merged else self._merge(rate))[1]
-        return ops.choose_conv(as_autocast(x), lags, self._backend)
+        return ops.choose_conv(x, lags, self._backend)
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.
@@ -360,9 +359,10 @@ class MRConv(Streams, IntegerBuffers):
         modes = 0 if self.bidirectional else self._directions()[0].wave_modes(rate)
         return ops.choose_wave_sum(x, modes, self.l_max, self._backend) if modes else ops.Choice("", False, {})
 
-    def _cast(self, x: Tensor) -> Tensor:
-        """Return x as autocast has it, but for moving sums, which are quickest from float32."""
-        return x if self.kernel_size == 1 and self.kernel == "fourier" else as_autocast(x)
+    def _cast(self, u: Tensor) -> Tensor:
+        """Return u as autocast has it, but for the training of constant kernels, which is quickest from float32."""
+        constant = self.kernel_size == 1 and self.kernel == "fourier"
+        return u if constant and any(norm.training for norm in self._norms()) else as_autocast(u)
 
     @property
     def _backend(self) -> str:
@@ -382,7 +382,6 @@ class MRConv(Streams, IntegerBuffers):
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         skip = self.D if self.groups == 1 else None
         rest = (torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync)
-        x = self._cast(x)
         if self._wave_choice(x, rate).op.endswith("waves"):
             kernel = directions[0].kernel
             widths = [min(n, self.l_max) for n in kernel.lengths]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import ops
-from .layer import MRConv
+from .layer import MRConv, as_autocast
 
 Grid = tuple[int, int]
 """Height and width of a map."""
@@ -116,7 +116,8 @@ class FlatMixer(nn.Module):
             y = self.layer(u)
         else:
             kernel, bias = self.kernel_for(grid, rate)
-            y = ops.conv(u.transpose(1, 2), kernel, range(-grid[0] * grid[1], grid[0] * grid[1]), bias).transpose(1, 2)
+            L = grid[0] * grid[1]
+            y = ops.conv(as_autocast(u).transpose(1, 2), kernel, range(-L, L), bias).transpose(1, 2)
         return y.unflatten(1, grid)
 
     def kernel_for(self, grid: Grid, rate: Rate) -> tuple[Tensor, Tensor]:

@@ -87,6 +87,7 @@ def test_a_run_ends_where_it_ends_uncompiled(tmp_path, monkeypatch):
     [
         ("mrconv", 5000, 1, True),
         ("mrconv", 5000, 2, False),
+        ("mrconv", 10**6, 65, False),
         ("mrconv", 10**6, math.inf, False),
         ("s4d", 10**6, 1, False),
     ],

@@ -111,7 +111,7 @@ def test_layers_take_it_where_it_is_cheapest(monkeypatch, kind, size, both_ways)
     monkeypatch.setattr(dispatch, "cost", lambda u, triton, op, reach, taps: float(not op.startswith("toeplitz")))
     layer = MRConv(4, 90, kernel=kind, kernel_size=size, bidirectional=both_ways, backend="triton").to(DEVICE)
     u = torch.randn(3, 80, 4, device=DEVICE)
-    assert layer.choice(u.bfloat16()).op == "toeplitz sum both ways" if both_ways else "toeplitz sum"
+    assert layer.choice(u.bfloat16()).op == ("toeplitz sum both ways" if both_ways else "toeplitz sum")
     assert not layer.choice(u).op.startswith("toeplitz")
     exact = copy.deepcopy(layer).cpu().double()
     exact.backend = "reference"
@@ -121,6 +121,35 @@ def test_layers_take_it_where_it_is_cheapest(monkeypatch, kind, size, both_ways)
     assert relative(dz.double().cpu(), du) < 2 * TOLERANCE
     largest = max(g.norm() for g in grads.values())
     assert all((found[name].double().cpu() - g).norm() < 2 * TOLERANCE * largest for name, g in grads.items())
+
+
+def test_kernels_of_one_number_do_not_take_it(monkeypatch):
+    monkeypatch.setattr(dispatch, "cost", lambda u, triton, op, reach, taps: float(not op.startswith("toeplitz")))
+    u = torch.randn(3, 80, 4, device=DEVICE).bfloat16()
+    for both_ways in (False, True):
+        layer = MRConv(4, 90, kernel_size=1, bidirectional=both_ways, backend="triton").to(DEVICE)
+        assert not layer.choice(u).op.startswith("toeplitz")
+
+
+@pytest.mark.parametrize(("price", "op"), [(1.2, "tap sum"), (1.3, "toeplitz sum")])
+def test_taps_take_it_where_it_is_much_cheaper(monkeypatch, price, op):
+    prices = {"tap sum": price, "toeplitz sum": 1.0, "spectral": 2.0}
+    monkeypatch.setattr(dispatch, "cost", lambda u, triton, op, reach, taps: prices[op])
+    layer = MRConv(4, 90, kernel="dilated", kernel_size=4, backend="triton").to(DEVICE)
+    assert layer.choice(torch.randn(3, 80, 4, device=DEVICE).bfloat16()).op == op
+
+
+def test_skip_and_lengths_may_be_strided():
+    sizes = (4, 60)
+    u, lengths, mask, others = problem(3, 2, 80, sizes, masked=True)
+    fast, _ = both(sizes, 2, lengths, mask)
+    inputs = [x.to(DEVICE).float() for x in others]
+    skip = torch.stack([inputs[-2], torch.zeros_like(inputs[-2])], 1)[:, 0]
+    strided = torch.stack([lengths, torch.zeros_like(lengths)], 1)[:, 0]
+    other, _ = both(sizes, 2, strided, mask)
+    x = channels_like(u)
+    for a, b in zip(fast(x, *inputs), other(x, *inputs[:-2], skip, inputs[-1]), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_the_ops_are_registered_correctly():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -94,7 +94,9 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
     """Choose how `branch_sum` runs.
 
     "spectral" or, in bfloat16 on a GPU, "toeplitz sum" take dense kernels and those of taps that look one way each, and
-    are "both ways" if some look ahead; "windows" takes constant causal kernels, "tap sum" scattered taps.
+    are "both ways" if some look ahead; "windows" takes constant causal kernels, "tap sum" scattered taps. Kernels of
+    one number each stay off Toeplitz products, whose rounding is more than that number's gradient; taps go over to
+    them only for a fifth of the time at least.
     """
     every = [lags for _, lags in branches if lags]
     least, most = [min(lags) for lags in every], [max(lags) for lags in every]
@@ -105,13 +107,18 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
         ops.append("windows")
     looks_ahead = [low < 0 for low in least]
     if looks_ahead == sorted(looks_ahead) and not any(low < 0 <= high for low, high in zip(least, most, strict=True)):
-        ops += _written_out(u, backend, any(looks_ahead))
-    return _cheapest(u, backend, ops, 1 + max((*most, *(-low for low in least)), default=0), sum(map(len, every)))
+        rounds = all(values.shape[1] > 1 for values, _ in branches)
+        ops += _written_out(u, backend, any(looks_ahead), rounds)
+    reach = 1 + max((*most, *(-low for low in least)), default=0)
+    choice = _cheapest(u, backend, ops, reach, sum(map(len, every)))
+    near = "tap sum" in ops and choice.costs["tap sum"] < 1.25 * choice.costs[choice.op]
+    return replace(choice, op="tap sum") if near and choice.op.startswith("toeplitz") else choice
 
 
-def _written_out(u: Tensor, backend: str, both_ways: bool = False) -> list[str]:
-    """Return the ops that take branches with every tap written out."""
-    ops = ["spectral", "toeplitz sum"] if u.dtype == torch.bfloat16 and use_triton(u, backend) else ["spectral"]
+def _written_out(u: Tensor, backend: str, both_ways: bool = False, rounds: bool = True) -> list[str]:
+    """Return the ops that take branches with every tap written out; `rounds`: kernels and gradients may be rounded."""
+    toeplitz = rounds and u.dtype == torch.bfloat16 and use_triton(u, backend)
+    ops = ["spectral", "toeplitz sum"] if toeplitz else ["spectral"]
     return [f"{op} both ways" for op in ops] if both_ways else ops
 
 

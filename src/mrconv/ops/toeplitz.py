@@ -1,7 +1,7 @@
 """Convolution with dense kernels as products with their Toeplitz matrices, on the tensor cores.
 
 It does O(L^2) work where the FFT does O(L log L), on units so much faster that it wins up to some thousand positions:
-with one kernel, and with normalised branches, whose outputs are made three times over but never written.
+with one kernel, and with normalised branches, whose outputs are made twice but never written.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def toeplitz_branch_sum(
     kernels = [*forward, *backward]
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
+    skip, lengths = (x if x is None else x.contiguous() for x in (skip, lengths))
     return _toeplitz_sum(u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync)
 
 

@@ -22,7 +22,7 @@ import triton
 
 from . import toeplitz_triton as rows
 from .backends import INTERPRETED
-from .toeplitz_triton import Tile, add_products, grid_of, margins, rows_of
+from .toeplitz_triton import Tile, add_products, grid_of, margins, reached, rows_of
 from .triton_tools import summed
 
 TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the best of those tried on an H200
@@ -171,7 +171,6 @@ class Strips:
 
     groups: Tensor  # (groups, 7): first branch, how many; first lag, width, where it begins; first and last chunk
     width: int
-    low: int  # first lag of the first one, in sixteens
     reverse: bool
 
 
@@ -188,12 +187,10 @@ class Plan:
     """What the kernels know of the branches beforehand, on a device."""
 
     branches: Tensor  # (nb, 3): first of its taps, how many, whether it looks ahead
-    members: Tensor  # (taps, nb): 1 where a tap is a branch's
     each: Strips
     back: Strips
     merged: Strips
-    ahead: int  # of the merged kernel
-    behind: int
+    lags: tuple[int, int]  # of the merged kernel, lowest and highest
     own: Correlations  # of u with each branch's gradient
     cross: Correlations  # of u with the output's gradient, at the lags of all taps and at 0
 
@@ -208,10 +205,9 @@ def _strips(kernels: Sequence[tuple[int, int, int, int]], reverse: bool, device:
     for first, count, low, high in kernels:
         low, high = (-high, -low) if reverse else (low, high)
         start, units = margins(low, high, TILE)
-        chunks = -((high + TILE.chunk - 1) // TILE.chunk), (TILE.block - 1 - low) // TILE.chunk + 1
-        numbers.append((first, count, start, units, width, *chunks))
+        numbers.append((first, count, start, units, width, *reached(low, high, TILE)))
         width += units
-    return Strips(torch.tensor(numbers, dtype=torch.int32, device=device), width * 16, numbers[0][2], reverse)
+    return Strips(torch.tensor(numbers, dtype=torch.int32, device=device), width * 16, reverse)
 
 
 def _correlations(kernels: Sequence[tuple[int, range]], blocks: int, device: torch.device) -> Correlations:
@@ -250,18 +246,22 @@ def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, device: torch.devi
         ends = [(n, 1, min(own, default=0), max(own, default=0)) for n, own in enumerate(met)]
         lowest, highest = min(0, *(end[2] for end in ends)), max(0, *(end[3] for end in ends))
         numbers = [(start, size, n >= forwards) for n, (start, size) in enumerate(zip(starts, sizes, strict=False))]
-        members = torch.repeat_interleave(torch.eye(len(sizes), dtype=torch.float64), torch.tensor(sizes), 0)
         return Plan(
             torch.tensor(numbers, dtype=torch.int32, device=device),
-            members.to(device),
             _strips(ends, False, device),
             _strips(ends, True, device),
             _strips([(0, len(sizes), lowest, highest)], False, device),
-            -lowest,
-            highest + 1,
+            (lowest, highest),
             _correlations(list(enumerate(lags)), blocks, device),
             _correlations([(0, own) for own in (*lags, range(1))], blocks, device),
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _members(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return (taps, nb), 1 where a tap is a branch's."""
+    with torch.inference_mode(False):
+        return torch.repeat_interleave(torch.eye(len(sizes), dtype=torch.float64), torch.tensor(sizes), 0).to(device)
 
 
 class ToeplitzBranches:
@@ -269,7 +269,7 @@ class ToeplitzBranches:
 
     def __init__(self, u: Tensor, kernels: Tensor, sizes: Sequence[int], forwards: int) -> None:
         (self.B, self.C, self.L), self.nb = u.shape, len(sizes)
-        self.plan = plan_for(sizes, forwards, self.L, u.device)
+        self.plan, self.members = plan_for(sizes, forwards, self.L, u.device), _members(tuple(sizes), u.device)
         self.kernels, self.x = kernels.to(u.dtype).contiguous(), self.rows(u)
         self.time = self.x.shape[2]
 
@@ -306,7 +306,7 @@ class ToeplitzBranches:
         out = rows.scratch(like, TILE.block)
         strip = self._strip(p.merged, scale.contiguous(), skip).view(self.C, rows.COPIES, -1)
         x = self.x.transpose(0, 1)
-        rows.conv_rows(x, strip, None, bias, out, self.L, p.ahead, p.behind, p.merged.low, False, TILE)
+        rows.conv_rows(x, strip, None, bias, out, self.L, *p.lags, False, TILE)
         rows.copy_rows(y, out, False)
         return y
 
@@ -324,7 +324,7 @@ class ToeplitzBranches:
     def products(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sums over batch and time of g c_b, (nb, C), of g and of g u, (C,), for rows g."""
         cross = self._correlate(g[None], self.plan.cross, 0)
-        inner = (self.kernels * cross[:, :-1]).double() @ self.plan.members
+        inner = (self.kernels * cross[:, :-1]).double() @ self.members
         return inner.t().float(), g.sum((1, 2), dtype=torch.float32), cross[:, -1]
 
     def pull(

@@ -135,9 +135,9 @@ def add_products(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit(do_not_specialize=["B", "rows_a_block", "blocks", "tiles", "chunks", "first", "ahead", "origin", "units"])
+@triton.jit(do_not_specialize=["B", "rows_a_block", "blocks", "tiles", "chunks", "begin", "end", "origin", "units"])
 def _conv_kernel(  # type: ignore[no-untyped-def]
-    x, strip, scale, bias, y, B, rows_a_block, blocks, tiles, chunks, first, ahead, origin, units, x_b, x_c, y_b, y_c,
+    x, strip, scale, bias, y, B, rows_a_block, blocks, tiles, chunks, begin, end, origin, units, x_b, x_c, y_b, y_c,
     SCALED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -146,10 +146,9 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
     tile = tiles - 1 - tl.program_id(0) % tiles  # the latest, which look back on most, start first
     block, b, real, earliest, latest = rows_of(tile, rows_a_block, B, blocks, ROWS)
     here = x + c * x_c + (b.to(tl.int64) * x_b)[:, None]
-    end = (BLOCK + ahead + CHUNK - 1) // CHUNK
     total = add_products(
         tl.zeros([ROWS, BLOCK], tl.float32), here, strip + c * (COPIES * units * 16), units * 16, origin * 16,
-        first, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
+        begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
     )  # fmt: skip
     if SCALED:
         total *= tl.load(scale + c)
@@ -197,6 +196,11 @@ def margins(low: int, high: int, tile: Tile) -> tuple[int, int]:
     return first, triton.cdiv(high + tile.block + tile.chunk, 16) - first
 
 
+def reached(low: int, high: int, tile: Tile) -> tuple[int, int]:
+    """Return the first and, plus one, the last chunk that lags low .. high reach, from a block's first."""
+    return -((high + tile.chunk - 1) // tile.chunk), (tile.block - 1 - low) // tile.chunk + 1
+
+
 def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) -> Tensor:
     """y[t] = sum_j kernel[j] u[t + lead - j] + bias, through GELU if asked, in u's dtype and memory format."""
     L, y = u.shape[2], torch.empty_like(u)
@@ -214,22 +218,23 @@ def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) 
     x, out = (z if _has_rows(z, tile.chunk) else scratch(z, tile.chunk) for z in (u, y))
     if x is not u:
         copy_rows(u, x, True)
-    conv_rows(x, strip, scale, bias, out, L, ahead, behind, first, gelu, tile)
+    conv_rows(x, strip, scale, bias, out, L, -ahead, behind - 1, gelu, tile)
     if out is not y:
         copy_rows(y, out, False)
     return y
 
 
 def conv_rows(
-    x: Tensor, strip: Tensor, scale: Tensor | None, bias: Tensor | None, out: Tensor, L: int, ahead: int, behind: int,
-    first: int, gelu: bool, tile: Tile,
+    x: Tensor, strip: Tensor, scale: Tensor | None, bias: Tensor | None, out: Tensor, L: int, low: int, high: int,
+    gelu: bool, tile: Tile,
 ) -> None:  # fmt: skip
-    """Convolve x into out, (B, C, time) both, by a strip whose first lag is `first`, in sixteens."""
+    """Convolve x into out, (B, C, time) both, by the strip of a kernel at lags low .. high."""
     B, C, _ = x.shape
     grid = grid_of(B, L, tile)
     _conv_kernel[(grid.tiles * C,)](
         x, strip, strip if scale is None else scale, strip if bias is None else bias.contiguous(), out, B, *grid,
-        -triton.cdiv(behind - 1, tile.chunk), ahead, -first, strip.shape[2] // 16, *x.stride()[:2], *out.stride()[:2],
+        *reached(low, high, tile), -margins(low, high, tile)[0], strip.shape[2] // 16, *x.stride()[:2],
+        *out.stride()[:2],
         SCALED=scale is not None, BIAS=bias is not None, GELU=gelu, **products(x.dtype, tile),
     )  # fmt: skip
 

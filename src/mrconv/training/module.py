@@ -103,7 +103,8 @@ def compile_blocks(model: nn.Module, few_shapes: bool = True) -> None:
 def worth_compiling(model: nn.Module, steps: int, shapes: float) -> bool:
     """Tell whether a run of so many steps on one GPU, in so many shapes of batches, is faster with compiled blocks."""
     blocks = any(isinstance(module, MRConvBlock) and isinstance(module.layer, MRConv) for module in model.modules())
-    return blocks and importlib.util.find_spec("triton") is not None and steps >= WORTH_COMPILING * shapes
+    many = shapes <= MOST_SHAPES and steps >= WORTH_COMPILING * shapes
+    return blocks and importlib.util.find_spec("triton") is not None and many
 
 
 class Training(pl.LightningModule):
