@@ -122,7 +122,8 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bid
     lengths = torch.tensor([45, 2, 30]) if masked else None
     y, du, grads = training_step(exact, u, lengths=lengths)
     z, dz, gpu_grads = training_step(layer, u.to(DEVICE, dtype), lengths=lengths)
-    tolerance = 2e-6 if dtype == torch.float32 else 5e-3
+    half = 1e-2 if DEVICE == "cpu" else 5e-3  # Triton's interpreter does not round to half precision, it cuts bits off
+    tolerance = 2e-6 if dtype == torch.float32 else half
     largest = max(g.norm() for g in grads.values())
     assert z.dtype == dtype
     assert relative(z.double().cpu(), y) < tolerance
@@ -130,8 +131,7 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bid
     for name, g in grads.items():
         assert (gpu_grads[name].double().cpu() - g).norm() < 4 * tolerance * largest, name
     z = layer.eval()(u.to(DEVICE, dtype))
-    truncated = DEVICE == "cpu" and dtype != torch.float32  # Triton's interpreter does not round to half precision
-    assert relative(z.double().cpu(), exact.eval()(u)) < (1e-2 if truncated else tolerance)
+    assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
 
 
 def test_ops_are_registered_correctly():
