@@ -139,19 +139,6 @@ def test_taps_take_it_where_it_is_much_cheaper(monkeypatch, price, op):
     assert layer.choice(torch.randn(3, 80, 4, device=DEVICE).bfloat16()).op == op
 
 
-def test_skip_and_lengths_may_be_strided():
-    sizes = (4, 60)
-    u, lengths, mask, others = problem(3, 2, 80, sizes, masked=True)
-    fast, _ = both(sizes, 2, lengths, mask)
-    inputs = [x.to(DEVICE).float() for x in others]
-    skip = torch.stack([inputs[-2], torch.zeros_like(inputs[-2])], 1)[:, 0]
-    strided = torch.stack([lengths, torch.zeros_like(lengths)], 1)[:, 0]
-    other, _ = both(sizes, 2, strided, mask)
-    x = channels_like(u)
-    for a, b in zip(fast(x, *inputs), other(x, *inputs[:-2], skip, inputs[-1]), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_the_ops_are_registered_correctly():
     u = channels_last(torch.randn(2, 3, 40, device=DEVICE).bfloat16()).requires_grad_()
     kernel, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((3, 12), (2, 3)))

@@ -134,6 +134,26 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bid
     assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
 
 
+@pytest.mark.parametrize("op", ["taps", "windows", "waves", "spectral", "toeplitz"])
+def test_skip_bias_and_lengths_may_be_strided(op):
+    u, lengths, mask = inputs(63, True, True)
+    u, lengths, values, weight = (x.to(DEVICE) for x in (u * mask, lengths, double(5, 8), double(2, 5)))
+    u = u.bfloat16() if op == "toeplitz" else u
+    run = {
+        "taps": lambda *rest: ops.tap_branch_sum(u, values, [0, 1, 2, 3, 0, 4, 9, 20], [4, 4], weight, *rest),
+        "windows": lambda *rest: ops.window_branch_sum(u, weight, [3, 50], weight, *rest),
+        "waves": lambda *rest: ops.mode_branch_sum(
+            u, values.view(5, 2, 4)[:, :, :3].transpose(0, 1), [4, 8], [4, 8], weight, *rest
+        ),
+        "spectral": lambda *rest: ops.spectral_branch_sum(u, [values], [values], weight, *rest, backend="triton"),
+        "toeplitz": lambda *rest: ops.toeplitz_branch_sum(u, [values], [values], weight, *rest),
+    }[op]
+    rest = [double(5).to(DEVICE), double(5).to(DEVICE), lengths]
+    apart = [torch.stack([x, torch.zeros_like(x)], 1)[:, 0] for x in rest]
+    for a, b in zip(run(*rest), run(*apart), strict=True):
+        assert torch.equal(a * mask.to(DEVICE) if a.ndim == 3 else a, b * mask.to(DEVICE) if b.ndim == 3 else b)
+
+
 def test_ops_are_registered_correctly():
     u = torch.randn(2, 3, 9, device=DEVICE, requires_grad=True)
     values = torch.randn(3, 2, device=DEVICE, requires_grad=True)

@@ -28,6 +28,11 @@ def refuse_forward_mode(*tensors: Tensor | None) -> None:
                 raise NotImplementedError("mrconv has no forward-mode differentiation (jvp, jacfwd): use reverse mode")
 
 
+def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return tensors as kernels that know no strides read them."""
+    return tuple(x if x is None else x.contiguous() for x in tensors)
+
+
 def twins(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return a contiguous, uninitialised tensor like each: what an op returns for fake tensors."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)

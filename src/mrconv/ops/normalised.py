@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import use_triton
-from .fft import compute_dtype, refuse_forward_mode, twins, wanted
+from .fft import compute_dtype, contiguous, refuse_forward_mode, twins, wanted
 from .spectra import Extra, Reals, Timeline, engine
 from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
 
@@ -51,6 +51,7 @@ def spectral_branch_sum(
     kernels = [*forward, *backward]
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
+    skip, lengths = contiguous(skip, lengths)
     return _branch_sum(
         u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync, use_triton(u, backend)
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .backends import use_triton
-from .fft import _fft_conv_backward, bias_gradient, refuse_forward_mode, twins, wanted
+from .fft import _fft_conv_backward, bias_gradient, contiguous, refuse_forward_mode, twins, wanted
 from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -85,7 +85,7 @@ def toeplitz_branch_sum(
     kernels = [*forward, *backward]
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
-    skip, lengths = (x if x is None else x.contiguous() for x in (skip, lengths))
+    skip, lengths = contiguous(skip, lengths)
     return _toeplitz_sum(u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync)
 
 

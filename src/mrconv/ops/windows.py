@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .fft import compute_dtype, refuse_forward_mode, twins, wanted
+from .fft import compute_dtype, contiguous, refuse_forward_mode, twins, wanted
 from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 
@@ -34,6 +34,7 @@ def window_branch_sum(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what `spectral_branch_sum` does for kernels of heights (nb, C) over lags 0 .. widths[b] - 1; by Triton."""
     refuse_forward_mode(u, heights, weight, skip, bias)
+    skip, lengths = contiguous(skip, lengths)
     y, mean, var, count, _ = _window_sum(u, heights, weight, skip, bias, lengths, list(widths), eps, sync)
     return y, mean, var, count
 
@@ -143,6 +144,7 @@ def mode_branch_sum(
     (nb, C, 2 modes - 1) are p_0, p_1, r_1, p_2, r_2, ...
     """
     refuse_forward_mode(u, coefficients, weight, skip, bias)
+    skip, lengths = contiguous(skip, lengths)
     return _mode_sum(u, coefficients, weight, skip, bias, lengths, list(widths), list(periods), eps, sync)
 
 
