@@ -303,7 +303,8 @@ def test_a_record_tells_what_trained_a_run_before_it_went_on_elsewhere(tmp_path,
     monkeypatch.setattr(run, "make_trainer", plain)
     found = run.train(experiment, folder, quiet=True)["environment"]
     assert (found["hardware"], found["from_step"]) == (here["hardware"], 3)
-    assert found["before"] == [here | {"hardware": "old", "from_step": 0, "command": record.command()}]
+    how = {"precision": "32-true", "compiled": False, "command": record.command()}
+    assert found["before"] == [here | {"hardware": "old", "from_step": 0} | how]
 
 
 def test_environments_that_trained_nothing_of_a_run_are_forgotten(tmp_path):
