@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import use_triton
-from .fft import compute_dtype, contiguous, refuse_forward_mode, twins, wanted
+from .fft import compute_dtype, contiguous, refuse_forward_mode
+from .registration import register_branch_sum
 from .spectra import Extra, Reals, Timeline, engine
 from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
 
@@ -356,26 +357,4 @@ def _pull_back(
     return Extra(direction.line, late, running_total(steps).flip(-1)), spectrum, dk
 
 
-@_branch_sum.register_fake
-def _(u, packed, weight, skip, bias, lengths, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
-    dtype = compute_dtype(u, packed)
-    mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
-    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
-
-
-@_branch_sum_backward.register_fake
-def _(grad, u, packed, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync, triton):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(packed, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, packed, weight, skip, bias, lengths, *ctx.rest = inputs
-    ctx.save_for_backward(u, packed, weight, skip, bias, lengths, *output[1:])
-
-
-def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    *grads, dskip, dbias = _branch_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 6)
-
-
-_branch_sum.register_autograd(_backward, setup_context=_setup)
+register_branch_sum(_branch_sum, _branch_sum_backward)

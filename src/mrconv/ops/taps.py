@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from .backends import use_triton
 from .constants import integers_on
-from .fft import bias_gradient, compute_dtype, refuse_forward_mode, twins, wanted
+from .fft import bias_gradient, compute_dtype, refuse_forward_mode, twins
+from .registration import register_branch_sum
 from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 SLICE = 2**19  # elements of the input at a time without Triton: what a few of them need stays in cache
@@ -350,18 +351,6 @@ def _(grad, u, values, lags, triton):  # type: ignore[no-untyped-def]
     return torch.empty_like(u), *twins(values)
 
 
-@_tap_sum.register_fake
-def _(u, values, weight, skip, bias, lengths, lags, sizes, eps, sync, triton):  # type: ignore[no-untyped-def]
-    dtype = compute_dtype(u, values)
-    mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
-    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
-
-
-@_tap_sum_backward.register_fake
-def _(grad, u, values, weight, skip, bias, lengths, mean, var, count, lags, sizes, eps, sync, triton):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(values, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
-
-
 def _conv_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.lags, ctx.gelu, ctx.triton = inputs
     ctx.save_for_backward(*tensors)
@@ -375,15 +364,5 @@ def _conv_backward(ctx, grad):  # type: ignore[no-untyped-def]
     return du, dvalues, bias_gradient(grad, bias), None, None, None
 
 
-def _sum_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, values, weight, skip, bias, lengths, *ctx.rest = inputs
-    ctx.save_for_backward(u, values, weight, skip, bias, lengths, *output[1:])
-
-
-def _sum_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    *grads, dskip, dbias = _tap_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 6)
-
-
 _tap_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
-_tap_sum.register_autograd(_sum_backward, setup_context=_sum_setup)
+register_branch_sum(_tap_sum, _tap_sum_backward)

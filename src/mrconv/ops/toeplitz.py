@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .backends import use_triton
-from .fft import _fft_conv_backward, bias_gradient, contiguous, refuse_forward_mode, twins, wanted
+from .fft import _fft_conv_backward, bias_gradient, compute_dtype, contiguous, refuse_forward_mode
+from .registration import register_branch_sum
 from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -105,9 +106,10 @@ def _toeplitz_sum(
     from .toeplitz_branches_triton import ToeplitzBranches
 
     branches = ToeplitzBranches(u, kernels, sizes, forwards)
-    mean, var, count = mean_and_variance(branches.moments(lengths).float(), valid_count(u, lengths), sync)
-    scale = weight.float() * torch.rsqrt(var + eps)
-    return branches.output(u, scale, skip, shifted(bias, scale, mean)), mean, var, count
+    dtype = compute_dtype(u, kernels)
+    mean, var, count = mean_and_variance(branches.moments(lengths).to(dtype), valid_count(u, lengths), sync)
+    scale = weight.to(dtype) * torch.rsqrt(var + eps)
+    return branches.output(u, scale.float(), skip, shifted(bias, scale, mean).float()), mean, var, count
 
 
 @torch.library.custom_op("mrconv::toeplitz_branch_sum_backward", mutates_args=())
@@ -133,30 +135,9 @@ def _toeplitz_sum_backward(
     g = branches.rows(grad.to(u.dtype))
     inner, g_sum, dskip = branches.products(g)
     dweight, *numbers = normalised_backward(inner, g_sum, weight.float(), mean, var, count, eps, sync)
-    du, dkernels = branches.pull(g, torch.stack(numbers), skip, lengths, u)
+    du, dkernels = branches.pull(g, torch.stack(numbers).float(), skip, lengths, u)
     dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
     return du, dkernels.to(kernels.dtype), dweight, dskip, g_sum
 
 
-@_toeplitz_sum.register_fake
-def _(u, kernels, weight, skip, bias, lengths, sizes, forwards, eps, sync):  # type: ignore[no-untyped-def]
-    mean, var, count = (u.new_empty(shape, dtype=torch.float32) for shape in (weight.shape, weight.shape, ()))
-    return torch.empty_like(u), mean, var, count
-
-
-@_toeplitz_sum_backward.register_fake
-def _(grad, u, kernels, weight, skip, bias, lengths, mean, var, count, sizes, forwards, eps, sync):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(kernels, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
-
-
-def _sum_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, kernels, weight, skip, bias, lengths, *ctx.rest = inputs
-    ctx.save_for_backward(u, kernels, weight, skip, bias, lengths, *output[1:])
-
-
-def _sum_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    *grads, dskip, dbias = _toeplitz_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 5)
-
-
-_toeplitz_sum.register_autograd(_sum_backward, setup_context=_sum_setup)
+register_branch_sum(_toeplitz_sum, _toeplitz_sum_backward)

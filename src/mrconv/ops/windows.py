@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .fft import compute_dtype, contiguous, refuse_forward_mode, twins, wanted
+from .fft import compute_dtype, contiguous, refuse_forward_mode
+from .registration import register_branch_sum
 from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 
@@ -101,29 +102,7 @@ def _window_sum_backward(
     return du, dheights.to(heights.dtype), dweight, dskip, g_sum
 
 
-@_window_sum.register_fake
-def _(u, heights, weight, skip, bias, lengths, widths, eps, sync):  # type: ignore[no-untyped-def]
-    dtype = compute_dtype(u, heights)
-    mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
-    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype), u.new_empty((2, *weight.shape), dtype=dtype)
-
-
-@_window_sum_backward.register_fake
-def _(grad, u, heights, weight, skip, bias, lengths, mean, var, count, raw, widths, eps, sync):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(heights, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, heights, weight, skip, bias, lengths, *ctx.rest = inputs
-    ctx.save_for_backward(u, heights, weight, skip, bias, lengths, *output[1:])
-
-
-def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    *grads, dskip, dbias = _window_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 4)
-
-
-_window_sum.register_autograd(_backward, setup_context=_setup)
+register_branch_sum(_window_sum, _window_sum_backward, sums=True)
 
 
 def mode_branch_sum(
@@ -207,21 +186,4 @@ def _mode_sum_backward(
     return du, dcoefficients, dweight, dskip, g_sum
 
 
-@_mode_sum.register_fake
-def _(u, coefficients, weight, skip, bias, lengths, widths, periods, eps, sync):  # type: ignore[no-untyped-def]
-    dtype = compute_dtype(u, coefficients)
-    mean, var = (u.new_empty(weight.shape, dtype=dtype) for _ in range(2))
-    return torch.empty_like(u), mean, var, u.new_empty((), dtype=dtype)
-
-
-@_mode_sum_backward.register_fake
-def _(grad, u, coefficients, weight, skip, bias, lengths, mean, var, count, widths, periods, eps, sync):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), *twins(coefficients, weight), *(weight.new_empty(weight.shape[1]) for _ in range(2))
-
-
-def _mode_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    *grads, dskip, dbias = _mode_sum_backward(grad, *ctx.saved_tensors, *ctx.rest)
-    return *grads, *wanted(ctx, 3, dskip, dbias), *([None] * 5)
-
-
-_mode_sum.register_autograd(_mode_backward, setup_context=_setup)
+register_branch_sum(_mode_sum, _mode_sum_backward)
