@@ -73,6 +73,8 @@ def channels_like(u):
         (5, 2, 300, (300, 300), 1, True, False),
         (20, 1, 257, (16, 129, 1), 0, False, True),
         (70, 1, 140, (4, 140, 40), 2, True, True),
+        (3, 2, 1030, (2, 128, 100, 1, 30), 2, True, True),  # all short
+        (40, 1, 1024, (128, 129, 16), 1, False, False),
     ],
 )
 def test_values_and_gradients(B, C, L, sizes, forwards, masked, skip):

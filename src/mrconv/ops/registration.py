@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .fft import compute_dtype, twins, wanted
 
@@ -12,16 +14,18 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 
-def register_branch_sum(op: CustomOpDef, backward: CustomOpDef, sums: bool = False) -> None:
+def register_branch_sum(
+    op: CustomOpDef, backward: CustomOpDef, extra: Callable[[Tensor, Tensor], tuple[int, ...]] | None = None
+) -> None:
     """Register shapes and gradients of op(u, kernels, weight, skip, bias, lengths, ...) -> y, mean, var, count.
 
-    With `sums` it returns sums (2, nb, C) as well. `backward` takes y's gradient, the six tensors, all results but y
-    and the other arguments, and returns the gradients of the first five tensors.
+    It may return one tensor more, whose shape `extra` tells from kernels and weight. `backward` takes y's gradient, the
+    six tensors, all results but y and the other arguments, and returns the gradients of the first five tensors.
     """
 
     @op.register_fake
     def _(u, kernels, weight, *rest):  # type: ignore[no-untyped-def]
-        shapes = [weight.shape, weight.shape, (), *([(2, *weight.shape)] if sums else [])]
+        shapes = [weight.shape, weight.shape, (), *([extra(kernels, weight)] if extra else [])]
         return torch.empty_like(u), *(u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes)
 
     @backward.register_fake

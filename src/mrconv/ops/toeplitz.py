@@ -87,7 +87,8 @@ def toeplitz_branch_sum(
     refuse_forward_mode(u, weight, skip, bias, *kernels)
     sizes = [k.shape[1] for k in kernels]
     skip, lengths = contiguous(skip, lengths)
-    return _toeplitz_sum(u, torch.cat(kernels, 1), weight, skip, bias, lengths, sizes, len(forward), eps, sync)
+    every = torch.cat(kernels, 1)
+    return _toeplitz_sum(u, every, weight, skip, bias, lengths, sizes, len(forward), eps, sync)[:4]
 
 
 @torch.library.custom_op("mrconv::toeplitz_branch_sum", mutates_args=())
@@ -102,14 +103,17 @@ def _toeplitz_sum(
     forwards: int,
     eps: float,
     sync: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from .toeplitz_branches_triton import ToeplitzBranches
 
-    branches = ToeplitzBranches(u, kernels, sizes, forwards)
-    dtype = compute_dtype(u, kernels)
-    mean, var, count = mean_and_variance(branches.moments(lengths).to(dtype), valid_count(u, lengths), sync)
-    scale = weight.to(dtype) * torch.rsqrt(var + eps)
-    return branches.output(u, scale.float(), skip, shifted(bias, scale, mean).float()), mean, var, count
+    branches = ToeplitzBranches(u, kernels, sizes, forwards, lengths)
+    with torch.autocast(u.device.type, enabled=False):
+        sums, derivatives = branches.moments()
+    mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
+    scale = weight * torch.rsqrt(var + eps)
+    y = branches.output(u, scale.float(), skip, shifted(bias, scale, mean).float())
+    mean, var, count, derivatives = (z.to(compute_dtype(u, kernels)) for z in (mean, var, count, derivatives))
+    return y, mean, var, count, derivatives
 
 
 @torch.library.custom_op("mrconv::toeplitz_branch_sum_backward", mutates_args=())
@@ -124,6 +128,7 @@ def _toeplitz_sum_backward(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
+    derivatives: Tensor,
     sizes: list[int],
     forwards: int,
     eps: float,
@@ -131,13 +136,14 @@ def _toeplitz_sum_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from .toeplitz_branches_triton import ToeplitzBranches
 
-    branches = ToeplitzBranches(u, kernels, sizes, forwards)
+    branches = ToeplitzBranches(u, kernels, sizes, forwards, lengths)
     g = branches.rows(grad.to(u.dtype))
-    inner, g_sum, dskip = branches.products(g)
+    inner, g_sum, cross = branches.products(g)
     dweight, *numbers = normalised_backward(inner, g_sum, weight.float(), mean, var, count, eps, sync)
-    du, dkernels = branches.pull(g, torch.stack(numbers).float(), skip, lengths, u)
-    dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, dskip, g_sum))
+    with torch.autocast(u.device.type, enabled=False):
+        du, dkernels = branches.pull(g, torch.stack(numbers).float(), cross, derivatives, skip, u)
+    dweight, dskip, g_sum = (x.to(weight.dtype, copy=True) for x in (dweight, cross[:, -1], g_sum))
     return du, dkernels.to(kernels.dtype), dweight, dskip, g_sum
 
 
-register_branch_sum(_toeplitz_sum, _toeplitz_sum_backward)
+register_branch_sum(_toeplitz_sum, _toeplitz_sum_backward, lambda kernels, weight: (2, *kernels.shape))

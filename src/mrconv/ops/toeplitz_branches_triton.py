@@ -22,13 +22,17 @@ import triton
 
 from . import toeplitz_triton as rows
 from .backends import INTERPRETED
+from .short_branches_triton import Short, ShortBranches, short_of
 from .toeplitz_triton import Tile, add_products, grid_of, margins, reached, rows_of
 from .triton_tools import summed
 
 TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the best of those tried on an H200
 CORRELATE = {"STAGES": 3, "num_warps": 4}
+SHORT = 128  # taps of a branch, at most, and an eighth of the input's length
+SQUARE = 64  # of time, to either side of the products that are summed along diagonals
 SLICE_BYTES = 512 * 2**20  # of the branches' gradients that are in memory at a time, about
 STRIP_BLOCK = 512  # lags at a time where strips are written
+TAP_BLOCK = 1024  # taps of a program that adds up their parts
 
 
 @triton.jit
@@ -111,16 +115,24 @@ def _branches_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["N", "C", "c0", "B", "time", "rows_a_block", "blocks", "tiles", "chunks"])
 def _back_kernel(  # type: ignore[no-untyped-def]
-    dc, g, strips, groups, skip, out, N, C, c0, B, time, rows_a_block, blocks, tiles, chunks,
-    SKIP: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    dc, g, strips, groups, near, near_group, out, N, C, c0, B, time, rows_a_block, blocks, tiles, chunks,
+    ADD: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Store du: every branch's gradient with its kernel turned around, and skip times g."""
+    """Store du, or add to it: g with the strip `near`, and each branch's gradient with its kernel turned around."""
     here = tl.program_id(0) // tiles
     c = (c0 + here).to(tl.int64)
     tile = tl.program_id(0) % tiles
     block, b, real, earliest, latest = rows_of(tile, rows_a_block, B, blocks, ROWS)
+    at = (c * B + b)[:, None] * time * 16 + block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
+    if ADD:
+        total += tl.load(out + at, real[:, None], 0.0).to(tl.float32)
+    low, width, start, begin, end = _group(near_group, 0)
+    total = add_products(
+        total, g + (c * B + b)[:, None] * time * 16, near + c * width * COPIES, width, -low,
+        begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
+    )  # fmt: skip
     for n in range(N):
         low, width, start, begin, end = _group(groups, n)
         own = ((tl.num_programs(0) // tiles).to(tl.int64) * n + here) * B + b
@@ -128,9 +140,6 @@ def _back_kernel(  # type: ignore[no-untyped-def]
             total, dc + own[:, None] * time * 16, strips + (start * C + c * width) * COPIES, width, -low,
             begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
         )  # fmt: skip
-    at = (c * B + b)[:, None] * time * 16 + block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    if SKIP:
-        total += tl.load(skip + c).to(tl.float32) * tl.load(g + at, real[:, None], 0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), real[:, None])
 
 
@@ -165,6 +174,16 @@ def _correlate_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + BLOCK, tl.sum(tl.where(column < BLOCK, turned, 0.0), 0))
 
 
+@triton.jit(do_not_specialize=["taps", "width", "row"])
+def _taps_kernel(diagonals, parts, out, taps, width, row, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add up the two parts of each tap, and store them where they belong in a row."""
+    c = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BL + tl.arange(0, BL)
+    near = tl.load(diagonals + c * width + tl.load(parts + j, j < taps, 0), j < taps, 0.0)
+    far = tl.load(diagonals + c * width + tl.load(parts + taps + j, j < taps, 0), j < taps, 0.0)
+    tl.store(out + c * row + tl.load(parts + 2 * taps + j, j < taps, 0), near + far, j < taps)
+
+
 @dataclass(frozen=True)
 class Strips:
     """Sums of branches written out: their numbers on the device, and how wide all strips are together."""
@@ -179,7 +198,7 @@ class Correlations:
     """Pairs (branch, distance of blocks), and where in their diagonals each tap's two parts are."""
 
     pairs: Tensor  # (pairs, 2)
-    parts: Tensor  # (2, taps)
+    parts: Tensor  # (3, taps): two parts, and the place that they go to
 
 
 @dataclass(frozen=True)
@@ -187,12 +206,17 @@ class Plan:
     """What the kernels know of the branches beforehand, on a device."""
 
     branches: Tensor  # (nb, 3): first of its taps, how many, whether it looks ahead
-    each: Strips
+    members: Tensor  # (taps, nb): 1 where a tap is a branch's
+    short: Short | None
+    long: Tensor  # which branches are
+    each: Strips  # of the long ones
     back: Strips
     merged: Strips
+    near: Strips  # those of the short ones merged, turned around
     lags: tuple[int, int]  # of the merged kernel, lowest and highest
-    own: Correlations  # of u with each branch's gradient
+    own: Correlations  # of u with each long branch's gradient
     cross: Correlations  # of u with the output's gradient, at the lags of all taps and at 0
+    auto: Correlations  # of u with itself, as far as short branches reach
 
 
 def _lags(size: int, ahead: bool) -> range:
@@ -210,68 +234,85 @@ def _strips(kernels: Sequence[tuple[int, int, int, int]], reverse: bool, device:
     return Strips(torch.tensor(numbers, dtype=torch.int32, device=device), width * 16, reverse)
 
 
-def _correlations(kernels: Sequence[tuple[int, range]], blocks: int, device: torch.device) -> Correlations:
-    """Return what gives all taps of kernels (branch, lags); lags that cannot meet the input get zeros."""
-    places: dict[tuple[int, int], int] = {}
-    block, parts = TILE.block, []
+def _correlations(
+    kernels: Sequence[tuple[int, range]], blocks: int, device: torch.device, places: Sequence[int] | None = None
+) -> Correlations:
+    """Return what gives all taps of kernels (branch, lags), in a row or where their places are.
+
+    Lags that cannot meet the input get zeros.
+    """
+    squares: dict[tuple[int, int], int] = {}
+    block, within = SQUARE, blocks * TILE.block // SQUARE
+    parts: list[tuple[int, int, int]] = []
     for n, lags in kernels:
         for lag in lags:
             near, e = divmod(lag, block)
             found = []
             for d, diagonal in ((near, e), (near + 1, e - block)):
-                if diagonal > -block and abs(d) < blocks:
-                    found.append(2 * block * places.setdefault((n, d), len(places)) + block + diagonal)
-            parts.append((*found, 0, 0)[:2])  # of the first square the first diagonal, which is none
+                if diagonal > -block and abs(d) < within:
+                    found.append(2 * block * squares.setdefault((n, d), len(squares)) + block + diagonal)
+            own = len(parts) if places is None else places[len(parts)]
+            one, other = (*found, 0, 0)[:2]  # of the first square the first diagonal, which is none
+            parts.append((one, other, own))
     return Correlations(
-        torch.tensor(list(places), dtype=torch.int32, device=device),
-        torch.tensor(parts, device=device).t().contiguous(),
+        torch.tensor(list(squares), dtype=torch.int32, device=device),
+        torch.tensor(parts, dtype=torch.int32, device=device).reshape(-1, 3).t().contiguous(),
     )
 
 
 def plan_for(sizes: Sequence[int], forwards: int, L: int, device: torch.device) -> Plan:
     """Return the plan for branches of these sizes, of which the first so many look back, and inputs of length L.
 
-    It is the same for all L that kernels do not reach beyond, and for all that fill as many blocks of time.
+    Many L have the same. Branches are short only for inputs so long that edges are a small part of them: what edges
+    do not count is made first and taken away again, in bfloat16.
     """
     blocks = min(triton.cdiv(L, TILE.block), triton.cdiv(max(sizes), TILE.block) + 1)
-    return _plan(tuple(sizes), forwards, blocks, device)
+    return _plan(tuple(sizes), forwards, blocks, min(SHORT, 16 * (L // 128)), device)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, device: torch.device) -> Plan:
+def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, few: int, device: torch.device) -> Plan:
     with torch.inference_mode(False):
-        starts = [0, *itertools.accumulate(sizes)]
+        nb, starts = len(sizes), [0, *itertools.accumulate(sizes)]
         lags = [_lags(size, n >= forwards) for n, size in enumerate(sizes)]
         met = [own[: blocks * TILE.block] for own in lags]
-        ends = [(n, 1, min(own, default=0), max(own, default=0)) for n, own in enumerate(met)]
-        lowest, highest = min(0, *(end[2] for end in ends)), max(0, *(end[3] for end in ends))
-        numbers = [(start, size, n >= forwards) for n, (start, size) in enumerate(zip(starts, sizes, strict=False))]
+        short, long = ([n for n in range(nb) if (sizes[n] <= few) == wanted] for wanted in (True, False))
+        members = torch.repeat_interleave(torch.eye(nb, dtype=torch.float64), torch.tensor(sizes), 0).to(device)
+        found = short_of(sizes, forwards, few, device)
+
+        def ends(which: Sequence[int]) -> tuple[int, int]:
+            every = [lag for n in which for lag in (met[n][0], met[n][-1])]
+            return min((0, *every)), max((0, *every))
+
+        each = [(n, 1, min(met[n]), max(met[n])) for n in long]
+        numbers = [(starts[n], sizes[n], n >= forwards) for n in range(nb)]
+        taps = [j for n in long for j in range(starts[n], starts[n + 1])]
         return Plan(
             torch.tensor(numbers, dtype=torch.int32, device=device),
-            _strips(ends, False, device),
-            _strips(ends, True, device),
-            _strips([(0, len(sizes), lowest, highest)], False, device),
-            (lowest, highest),
-            _correlations(list(enumerate(lags)), blocks, device),
+            members,
+            found,
+            torch.tensor(long, dtype=torch.int64, device=device),
+            _strips(each, False, device),
+            _strips(each, True, device),
+            _strips([(0, nb, *ends(range(nb)))], False, device),
+            _strips([(0, nb, *ends(short))], True, device),
+            ends(range(nb)),
+            _correlations([(k, lags[n]) for k, n in enumerate(long)], blocks, device, taps),
             _correlations([(0, own) for own in (*lags, range(1))], blocks, device),
+            _correlations([(0, range(found.N if found else 0))], blocks, device),
         )
-
-
-@functools.lru_cache(maxsize=1024)
-def _members(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return (taps, nb), 1 where a tap is a branch's."""
-    with torch.inference_mode(False):
-        return torch.repeat_interleave(torch.eye(len(sizes), dtype=torch.float64), torch.tensor(sizes), 0).to(device)
 
 
 class ToeplitzBranches:
     """Branches of dense kernels (C, taps), side by side, over an input u (B, C, L)."""
 
-    def __init__(self, u: Tensor, kernels: Tensor, sizes: Sequence[int], forwards: int) -> None:
-        (self.B, self.C, self.L), self.nb = u.shape, len(sizes)
-        self.plan, self.members = plan_for(sizes, forwards, self.L, u.device), _members(tuple(sizes), u.device)
-        self.kernels, self.x = kernels.to(u.dtype).contiguous(), self.rows(u)
-        self.time = self.x.shape[2]
+    def __init__(self, u: Tensor, kernels: Tensor, sizes: Sequence[int], forwards: int, lengths: Tensor | None) -> None:
+        self.B, self.C, self.L = u.shape
+        self.plan = plan_for(sizes, forwards, self.L, u.device)
+        self.kernels, self.x, self.lengths = kernels.to(u.dtype).contiguous(), self.rows(u), lengths
+        self.time, self.grid = self.x.shape[2], grid_of(self.B, self.L, TILE)
+        short = self.plan.short
+        self.short = short and ShortBranches(self.x, self.kernels, short, self.L, lengths)
 
     def rows(self, u: Tensor) -> Tensor:
         """Return u (B, C, L) contiguous as (C, B, time), padded with zeros to whole blocks."""
@@ -289,16 +330,32 @@ class ToeplitzBranches:
         )  # fmt: skip
         return out
 
-    def moments(self, lengths: Tensor | None) -> Tensor:
-        """Sums of c_b and of c_b^2 over batch and valid positions, (2, nb, C)."""
-        grid = grid_of(self.B, self.L, TILE)
-        parts = self.x.new_empty(grid.tiles, 2, self.nb, self.C, dtype=torch.float32)
-        _branches_kernel[(grid.tiles * self.C, self.nb)](
-            self.x, self.x, self._strip(self.plan.each), self.plan.each.groups, self.x if lengths is None else lengths,
-            parts, parts, self.C, 0, self.B, self.L, self.time // 16, *grid, MASKED=lengths is not None, PULL=False,
-            **rows.products(self.x.dtype, TILE),
+    def _branches(self, strips: Tensor, numbers: Tensor, out: Tensor, g: Tensor | None, c0: int, C: int) -> None:
+        """Go through the long branches of C channels from c0 on: for statistics or, with g, to find their dc."""
+        _branches_kernel[(self.grid.tiles * C, len(self.plan.long))](
+            self.x, self.x if g is None else g, strips, self.plan.each.groups,
+            self.x if self.lengths is None else self.lengths, numbers, out, self.C, c0, self.B, self.L, self.time // 16,
+            *self.grid, MASKED=self.lengths is not None, PULL=g is not None, **rows.products(self.x.dtype, TILE),
         )  # fmt: skip
-        return summed(parts)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return the sums of c_b and of c_b^2 over batch and valid positions, (2, nb, C).
+
+        Those of c_b and of c_b^2 / 2 have the derivatives by taps that are returned too, (2, C, taps), if c_b is short.
+        """
+        derivatives = self.x.new_zeros(2, *self.kernels.shape, dtype=torch.float32)
+        sums = self.x.new_empty(2, len(self.plan.branches), self.C, dtype=torch.float64)
+        if self.short:
+            taps = self.short.short.taps
+            own = self.short.derivatives(self._correlate(self.x[None], self.plan.auto, self._taps(self.short.short.N)))
+            derivatives[:, :, taps] = own
+            sums = (self.kernels[:, taps] * own).double() @ self.plan.members[taps]
+            sums = sums.transpose(1, 2).contiguous()
+        if len(self.plan.long):
+            parts = self.x.new_empty(self.grid.tiles, 2, len(self.plan.long), self.C, dtype=torch.float32)
+            self._branches(self._strip(self.plan.each), parts, parts, None, 0, self.C)
+            sums[:, self.plan.long] = summed(parts).to(sums.dtype)
+        return sums, derivatives
 
     def output(self, like: Tensor, scale: Tensor, skip: Tensor | None, bias: Tensor) -> Tensor:
         """y = sum_b scale_b c_b + skip u + bias."""
@@ -310,48 +367,70 @@ class ToeplitzBranches:
         rows.copy_rows(y, out, False)
         return y
 
-    def _correlate(self, dc: Tensor, of: Correlations, c0: int) -> Tensor:
-        """Return the taps' sums of u with dc (branches, channels from c0 on, B, time), (channels, taps)."""
-        C, pairs, block = dc.shape[1], len(of.pairs), TILE.block
-        out = dc.new_empty(C, pairs * 2 * block, dtype=torch.float32)
+    def _correlate(self, dc: Tensor, of: Correlations, out: Tensor, c0: int = 0) -> Tensor:
+        """Write the taps' sums of u with dc (branches, channels from c0 on, B, time) into out (channels, taps)."""
+        C, pairs, taps = dc.shape[1], len(of.pairs), of.parts.shape[1]
+        found = dc.new_empty(C, pairs * 2 * SQUARE, dtype=torch.float32)
         batch = min(64, max(16, triton.next_power_of_2(self.B)))
         _correlate_kernel[(C * pairs,)](
-            self.x, dc, of.pairs, out, C, c0, self.B, self.time // 16, self.time // block, pairs,
-            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", BLOCK=block, BATCH=batch, **CORRELATE,
+            self.x, dc, of.pairs, found, C, c0, self.B, self.time // 16, self.time // SQUARE, pairs,
+            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", BLOCK=SQUARE, BATCH=batch, **CORRELATE,
         )  # fmt: skip
-        return out[:, of.parts[0]] + out[:, of.parts[1]]
+        _taps_kernel[(C, triton.cdiv(taps, TAP_BLOCK))](
+            found, of.parts, out, taps, found.shape[1], out.stride(0), BL=TAP_BLOCK
+        )
+        return out
+
+    def _taps(self, count: int) -> Tensor:
+        return self.x.new_empty(self.C, count, dtype=torch.float32)
 
     def products(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over batch and time of g c_b, (nb, C), of g and of g u, (C,), for rows g."""
-        cross = self._correlate(g[None], self.plan.cross, 0)
-        inner = (self.kernels * cross[:, :-1]).double() @ self.members
-        return inner.t().float(), g.sum((1, 2), dtype=torch.float32), cross[:, -1]
+        """Return the sums over batch and time of g c_b, (nb, C), of g, (C,), and of g u at all taps and at lag 0."""
+        cross = self._correlate(g[None], self.plan.cross, self._taps(1 + self.kernels.shape[1]))
+        inner = (self.kernels * cross[:, :-1]).double() @ self.plan.members
+        return inner.t().float(), g.sum((1, 2), dtype=torch.float32), cross
 
     def pull(
-        self, g: Tensor, numbers: Tensor, skip: Tensor | None, lengths: Tensor | None, like: Tensor
+        self, g: Tensor, numbers: Tensor, cross: Tensor, derivatives: Tensor, skip: Tensor | None, like: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return du, like a tensor, and the kernels' gradient for dc_b = s_b g - a_b - q_b c_b and rows g.
 
-        numbers (3, nb, C) are s, q and a. A few channels at a time, since every branch's dc is in memory meanwhile.
+        numbers (3, nb, C) are s, q and a; `products` and `moments` have returned cross and derivatives.
         """
-        size = max(1, min(self.C, SLICE_BYTES // max(1, self.nb * self.B * self.time * self.x.element_size())))
-        scratch = self.x.new_empty(self.nb * size * self.B * self.time)
-        strips, back = self._strip(self.plan.each), self._strip(self.plan.back)
-        du, dkernels = torch.empty_like(self.x), torch.empty_like(self.kernels, dtype=torch.float32)
-        grid = grid_of(self.B, self.L, TILE)
-        for c0 in range(0, self.C, size):
-            C = min(size, self.C - c0)
-            dc = scratch[: self.nb * C * self.B * self.time].view(self.nb, C, self.B, self.time)
-            _branches_kernel[(grid.tiles * C, self.nb)](
-                self.x, g, strips, self.plan.each.groups, self.x if lengths is None else lengths, numbers, dc,
-                self.C, c0, self.B, self.L, self.time // 16, *grid, MASKED=lengths is not None, PULL=True,
-                **rows.products(self.x.dtype, TILE),
-            )  # fmt: skip
-            _back_kernel[(grid.tiles * C,)](
-                dc, g, back, self.plan.back.groups, g if skip is None else skip, du, self.nb, self.C, c0, self.B,
-                self.time // 16, *grid, SKIP=skip is not None, **rows.products(self.x.dtype, TILE),
-            )  # fmt: skip
-            dkernels[c0 : c0 + C] = self._correlate(dc, self.plan.own, c0)
+        p, du = self.plan, torch.empty_like(self.x)
+        dkernels = self._taps(self.kernels.shape[1])
+        edges = None
+        if self.short:
+            self.short.gradient(numbers, cross, derivatives, dkernels)
+            kernel, bias, edges = self.short.pull(*numbers[1:])
+            strip, factor, low, high = rows.strip_of(kernel, kernel.shape[1] // 2, self.L, self.x.dtype, TILE)
+            x, out = self.x.transpose(0, 1), du.transpose(0, 1)
+            rows.conv_rows(x, strip, factor, bias, out, self.L, low, high, False, TILE)
+        near = self._strip(p.near, numbers[0].index_fill(0, p.long, 0), skip)
+        self._pull_long(g, numbers[:, p.long].contiguous(), near, du, dkernels)
+        if self.short and edges:
+            self.short.add_edges(*edges, du)
         out = torch.empty_like(like)
         rows.copy_rows(out, du.transpose(0, 1), False)
         return out, dkernels
+
+    def _pull_long(self, g: Tensor, numbers: Tensor, near: Tensor, du: Tensor, dkernels: Tensor) -> None:
+        """Add to du what long branches give, and g with the strip `near`; write the long kernels' gradients.
+
+        A few channels at a time, since every long branch's dc is in memory meanwhile.
+        """
+        p, N = self.plan, len(self.plan.long)
+        size = max(1, min(self.C, SLICE_BYTES // max(1, N * self.B * self.time * self.x.element_size())))
+        scratch = self.x.new_empty(N * size * self.B * self.time)
+        strips, back = (self._strip(of) if N else near for of in (p.each, p.back))
+        for c0 in range(0, self.C, size):
+            C = min(size, self.C - c0)
+            dc = scratch[: N * C * self.B * self.time].view(N, C, self.B, self.time)
+            if N:
+                self._branches(strips, numbers, dc, g, c0, C)
+            _back_kernel[(self.grid.tiles * C,)](
+                dc, g, back, p.back.groups, near, p.near.groups, du, N, self.C, c0, self.B, self.time // 16, *self.grid,
+                ADD=self.short is not None, **rows.products(self.x.dtype, TILE),
+            )  # fmt: skip
+            if N:
+                self._correlate(dc, p.own, dkernels[c0 : c0 + C], c0)
