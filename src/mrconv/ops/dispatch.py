@@ -96,7 +96,7 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
     "spectral" or, in bfloat16 on a GPU, "toeplitz sum" take dense kernels and those of taps that look one way each, and
     are "both ways" if some look ahead; "windows" takes constant causal kernels, "tap sum" scattered taps. Kernels of
     one number each stay off Toeplitz products, whose rounding is more than that number's gradient; taps go over to
-    them only for a fifth of the time at least.
+    them only for a quarter of the time at least.
     """
     every = [lags for _, lags in branches if lags]
     least, most = [min(lags) for lags in every], [max(lags) for lags in every]
@@ -111,7 +111,7 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
         ops += _written_out(u, backend, any(looks_ahead), rounds)
     reach = 1 + max((*most, *(-low for low in least)), default=0)
     choice = _cheapest(u, backend, ops, reach, sum(map(len, every)))
-    near = "tap sum" in ops and choice.costs["tap sum"] < 1.25 * choice.costs[choice.op]
+    near = "tap sum" in ops and choice.costs["tap sum"] < 4 / 3 * choice.costs[choice.op]
     return replace(choice, op="tap sum") if near and choice.op.startswith("toeplitz") else choice
 
 
