@@ -1,10 +1,11 @@
 """The Triton kernels behind `toeplitz_branch_sum`: normalised branches on the tensor cores, none of them in memory.
 
-Rows, strips and products are those of `toeplitz_triton.py`, with a strip for each long branch; short ones are in
-`short_branches_triton.py`. A branch's outputs stay in registers, where they become its statistics or, going back, its
-gradient dc_b: that is stored, for some channels at a time, as two products need it. One is dc_b with the kernel turned around, summed over branches, which is du. The other
-gives the kernel's gradient: for two blocks of time p and p + d, sum over p and all sequences of u[p, i] dc_b[p + d, j]
-is a matrix whose diagonal j - i = e belongs to lag d SQUARE + e.
+Rows, strips and products are those of `toeplitz_triton.py`, with a strip for each long branch; short branches are in
+`short_branches_triton.py`. A long branch's outputs stay in registers, where they become its statistics or, going back,
+its gradient dc_b: that is stored, for some channels at a time, as two products need it. One is dc_b with the kernel
+turned around, summed over branches, which is du. The other gives the kernel's gradient: for two blocks of time p and
+p + d, the sum over p and all sequences of u[p, i] dc_b[p + d, j] is a matrix whose diagonal j - i = e belongs to lag
+d SQUARE + e.
 """
 
 from __future__ import annotations
