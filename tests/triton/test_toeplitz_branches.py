@@ -87,9 +87,33 @@ def test_time_contiguous_inputs():
     assert_same(*problem(3, 2, 128, sizes, order=torch.Tensor.contiguous), sizes, 1)
 
 
+def test_sequences_shorter_than_kernels():
+    sizes, lengths = (16, 32, 9, 20), torch.tensor([0, 0, 5, 3])
+    u, _, _, others = problem(4, 2, 260, sizes)
+    assert_same(u, lengths, (torch.arange(260) < lengths[:, None])[:, None], others, sizes, 2)
+
+
+def test_gradients_where_much_cancels():
+    """Smooth inputs, kernels that take differences, and a gradient that is mostly the output: little is left of it."""
+    sizes, t = (4, 32, 64, 32), torch.arange(600)
+    u = (0.5 + torch.cos(t / 60 + torch.arange(6).view(3, 2, 1))).bfloat16()
+    kernels = [torch.cat([torch.ones(2, n // 2), -torch.ones(2, n // 2)], 1) / n for n in sizes]
+    weight, mask = torch.rand(4, 2) + 0.5, torch.ones(3, 1, 600, dtype=torch.bool)
+    fast, plain = both(sizes, 2, None, mask)
+    g = (
+        plain(u.double(), weight.double(), *(k.double() for k in kernels))[0] + 0.1 * torch.randn(3, 2, 600)
+    ).bfloat16()
+    x = u.double().requires_grad_()
+    (expected,) = torch.autograd.grad(plain(x, weight.double(), *(k.double() for k in kernels))[0], x, g.double())
+    x = u.to(DEVICE).requires_grad_()
+    y, *_ = fast(x, *(z.to(DEVICE) for z in (weight, *kernels)))
+    (found,) = torch.autograd.grad(y, x, g.to(DEVICE))
+    assert relative(found.double().cpu(), expected) < 2 * TOLERANCE
+
+
 def test_statistics():
     sizes = (2, 40, 150, 30)
-    u, lengths, mask, others = problem(4, 3, 150, sizes, masked=True)
+    u, lengths, mask, others = problem(4, 3, 300, sizes, masked=True)
     fast, plain = both(sizes, 3, lengths, mask)
     found = fast(channels_like(u), *(x.to(DEVICE).float() for x in others))[1:]
     for a, b in zip(found, plain(u, *others)[1:], strict=True):
@@ -99,11 +123,11 @@ def test_statistics():
 
 def test_channels_go_through_in_slices(monkeypatch):
     sizes = (2, 40, 150, 30)
-    u, lengths, mask, others = problem(3, 5, 150, sizes, masked=True)
+    u, lengths, mask, others = problem(3, 5, 300, sizes, masked=True)
     fast, _ = both(sizes, 3, lengths, mask)
     inputs = [channels_like(u), *(x.to(DEVICE).float() for x in others)]
     y, whole = gradients(lambda *a: fast(*a)[0], *inputs)
-    monkeypatch.setattr(kernels, "SLICE_BYTES", 2 * len(sizes) * 3 * 256 * 2)
+    monkeypatch.setattr(kernels, "SLICE_BYTES", 2 * 2 * 3 * 384 * 2)  # two channels of two long branches
     z, found = gradients(lambda *a: fast(*a)[0], *inputs)
     assert torch.equal(y, z)
     assert all(torch.equal(a, b) for a, b in zip(whole, found, strict=True))
@@ -112,8 +136,8 @@ def test_channels_go_through_in_slices(monkeypatch):
 @pytest.mark.parametrize(("kind", "size", "both_ways"), [("fourier+sparse", 8, True), ("fourier", 2, False)])
 def test_layers_take_it_where_it_is_cheapest(monkeypatch, kind, size, both_ways):
     monkeypatch.setattr(dispatch, "cost", lambda u, triton, op, reach, taps: float(not op.startswith("toeplitz")))
-    layer = MRConv(4, 90, kernel=kind, kernel_size=size, bidirectional=both_ways, backend="triton").to(DEVICE)
-    u = torch.randn(3, 80, 4, device=DEVICE)
+    layer = MRConv(4, 300, kernel=kind, kernel_size=size, bidirectional=both_ways, backend="triton").to(DEVICE)
+    u = torch.randn(3, 270, 4, device=DEVICE)
     assert layer.choice(u.bfloat16()).op == ("toeplitz sum both ways" if both_ways else "toeplitz sum")
     assert not layer.choice(u).op.startswith("toeplitz")
     exact = copy.deepcopy(layer).cpu().double()
@@ -143,9 +167,9 @@ def test_taps_take_it_where_it_is_much_cheaper(monkeypatch, price, op):
 
 
 def test_the_ops_are_registered_correctly():
-    u = channels_last(torch.randn(2, 3, 40, device=DEVICE).bfloat16()).requires_grad_()
-    kernel, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((3, 12), (2, 3)))
-    args = (u, kernel, weight, None, None, None, [4, 8], 1, 1e-5, False)
+    u = channels_last(torch.randn(2, 3, 130, device=DEVICE).bfloat16()).requires_grad_()
+    kernel, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((3, 44), (3, 3)))
+    args = (u, kernel, weight, None, None, None, [4, 8, 32], 1, 1e-5, False)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.mrconv.toeplitz_branch_sum.default, args, test_utils=checks)
 

@@ -96,7 +96,7 @@ def choose_branch_sum(u: Tensor, branches: Sequence[Taps], backend: str = "auto"
     "spectral" or, in bfloat16 on a GPU, "toeplitz sum" take dense kernels and those of taps that look one way each, and
     are "both ways" if some look ahead; "windows" takes constant causal kernels, "tap sum" scattered taps. Kernels of
     one number each stay off Toeplitz products, whose rounding is more than that number's gradient; taps go over to
-    them only for a quarter of the time at least.
+    them only where that saves a quarter of the time.
     """
     every = [lags for _, lags in branches if lags]
     least, most = [min(lags) for lags in every], [max(lags) for lags in every]
@@ -149,10 +149,10 @@ def branch_sum(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (y, mean, var, count): branches normalised by their batch statistics, weighted, added up, + skip u + bias.
 
-    u (B, C, L) is zero from `lengths` (B,) on, where y means nothing. weight is (number of branches, C), skip and bias
-    are (C,). Dense branches start at lag 0 or, descending, at -1, those that descend last; scattered taps may be at any
-    lags. mean and var (biased) are each branch's, over `count` elements of all processes if `sync`, and carry no
-    gradient.
+    u (B, C, L) is zero from `lengths` (B,) on, where y and u's gradient mean nothing. weight is (number of branches,
+    C), skip and bias are (C,). Dense branches start at lag 0 or, descending, at -1, those that descend last; scattered
+    taps may be at any lags. mean and var (biased) are each branch's, over `count` elements of all processes if `sync`,
+    and carry no gradient.
     """
     choice = choose_branch_sum(u, branches, backend)
     rest = (weight, skip, bias, lengths, eps, sync)

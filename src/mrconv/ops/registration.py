@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from .fft import compute_dtype, twins, wanted
 
@@ -15,17 +14,18 @@ if TYPE_CHECKING:
 
 
 def register_branch_sum(
-    op: CustomOpDef, backward: CustomOpDef, extra: Callable[[Tensor, Tensor], tuple[int, ...]] | None = None
+    op: CustomOpDef, backward: CustomOpDef, extra: Callable[..., tuple[int, ...]] | None = None
 ) -> None:
     """Register shapes and gradients of op(u, kernels, weight, skip, bias, lengths, ...) -> y, mean, var, count.
 
-    It may return one tensor more, whose shape `extra` tells from kernels and weight. `backward` takes y's gradient, the
-    six tensors, all results but y and the other arguments, and returns the gradients of the first five tensors.
+    It may return one tensor more, whose shape `extra` tells from kernels, weight and what follows lengths. `backward`
+    takes y's gradient, the six tensors, all results but y and the other arguments, and returns the gradients of the
+    first five tensors.
     """
 
     @op.register_fake
     def _(u, kernels, weight, *rest):  # type: ignore[no-untyped-def]
-        shapes = [weight.shape, weight.shape, (), *([extra(kernels, weight)] if extra else [])]
+        shapes = [weight.shape, weight.shape, (), *([extra(kernels, weight, *rest[3:])] if extra else [])]
         return torch.empty_like(u), *(u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes)
 
     @backward.register_fake

@@ -2,10 +2,12 @@
 
 The energy of a branch c = k * u is k' R k, R[i, j] being the sum over batch and time of u[t - i] u[t - j]. That is the
 input's autocorrelation at i - j, but for outputs beyond an edge of the input, which do not count: a running sum along
-the diagonals of y' y, where y are the input's values next to the edge. Gradients are 2 R k and, for the input, its
-convolution with the kernels' autocorrelations less, next to the edge, a running sum of the same kind over k' k.
+the diagonals of y' y, where y are the input's values next to the edge, is taken off. Gradients are 2 R k and, for the
+input, its convolution with the kernels' autocorrelations less, next to the edge, a running sum of that kind over k' k.
 
-Branches that look back meet the end of the input, y[n] = u[length - n]; those that look ahead its start, y[n] = u[n].
+Branches that look back meet the end of each sequence, y[n] = u[length - n] and y[0] = 0; those that look ahead the
+start, y[n] = u[n]. What is added and taken off again may be much larger than what is left, so none of it is rounded to
+the input's dtype, nor multiplied in TF32.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ SEQUENCES, DIAGONALS, TAPS = 16, 32, 512  # of a program
 
 @triton.jit
 def _edge(x, lengths, c, b, B, L, units, ahead, MASKED: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return where in rows x (C, B, time) sequences b have their N values next to an edge, and if they are there."""
+    """Return where in rows x (C, B, time) sequences b have their N values next to an edge, and if they are there.
+
+    `ahead` is 0 for the end of the sequences, 1 for their start.
+    """
     n = tl.arange(0, N)[None, :]
     length = tl.load(lengths + b, b < B, 0).to(tl.int32)[:, None] if MASKED else L
     place = tl.where(ahead != 0, n, length - n)
@@ -40,7 +45,7 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     x, lengths, grams, sums, B, L, units, first,
     MASKED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Store y' y and the sums of y over all sequences, for the edges y of one channel."""
+    """Store y' y and the sums of y over all sequences, for the edges y of one channel and way."""
     c = tl.program_id(0).to(tl.int64)
     total = tl.zeros([N, N], tl.float32)
     added = tl.zeros([N], tl.float32)
@@ -62,25 +67,22 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["B", "L", "units", "ways", "way", "first"])
 def _add_edges_kernel(  # type: ignore[no-untyped-def]
     x, lengths, matrices, shift, out, B, L, units, ways, way, first,
-    MASKED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr, BB: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
     """Add to edges of rows `out` those of x times a matrix, and a shift."""
     c = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     n = tl.arange(0, N)
     at, inside = _edge(x, lengths, c, b, B, L, units, first + way, MASKED, N)
-    y = tl.load(x + at, inside, 0.0)
+    y = tl.load(x + at, inside, 0.0).to(tl.float32)
     matrix = tl.load(matrices + (c * ways + way) * N * N + n[:, None] * N + n[None, :])
-    if WIDE:
-        y, matrix = y.to(tl.float32), matrix.to(tl.float32)
     total = tl.dot(y, matrix, input_precision=PRECISION) + tl.load(shift + (c * ways + way) * N + n)[None, :]
-    total += tl.load(out + at, inside, 0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), inside)
+    tl.store(out + at, total + tl.load(out + at, inside, 0.0), inside)
 
 
-@triton.jit(do_not_specialize=["C", "nb", "count", "taps"])
+@triton.jit(do_not_specialize=["C", "nb", "count", "taps", "row"])
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    numbers, cross, derivatives, which, owners, out, C, nb, count, taps, BL: tl.constexpr,
+    numbers, cross, derivatives, which, owners, out, C, nb, count, taps, row, BL: tl.constexpr,
 ):  # fmt: skip
     """Store s_b cross - q_b derivatives[1] - a_b derivatives[0] at the short branches' taps."""
     c = tl.program_id(0).to(tl.int64)
@@ -88,10 +90,10 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     inside = j < count
     tap = tl.load(which + j, inside, 0)
     at = numbers + tl.load(owners + j, inside, 0) * C + c
-    met = tl.load(derivatives + c * taps + tap, inside, 0.0).to(tl.float32)
-    energy = tl.load(derivatives + (C + c) * taps + tap, inside, 0.0).to(tl.float32)
+    inputs = tl.load(derivatives + c * row + j, inside, 0.0).to(tl.float32)
+    energy = tl.load(derivatives + (C + c) * row + j, inside, 0.0).to(tl.float32)
     total = tl.load(at, inside, 0.0) * tl.load(cross + c * (taps + 1) + tap, inside, 0.0)
-    total -= tl.load(at + nb * C, inside, 0.0) * energy + tl.load(at + 2 * nb * C, inside, 0.0) * met
+    total -= tl.load(at + nb * C, inside, 0.0) * energy + tl.load(at + 2 * nb * C, inside, 0.0) * inputs
     tl.store(out + c * taps + tap, total, inside)
 
 
@@ -121,7 +123,7 @@ def _running(x: Tensor, from_end: bool, dtype: torch.dtype, total: Tensor | None
 
 
 @dataclass(frozen=True)
-class Short:
+class ShortPlan:
     """Which branches are short, on a device. They are padded to N taps, and to as many branches each way."""
 
     N: int
@@ -130,13 +132,14 @@ class Short:
     spread: Tensor  # (ways, most, N): which taps are they; one beyond the last, where there is none
     taps: Tensor  # (theirs,): which are they
     owners: Tensor  # (theirs,): their branches
+    members: Tensor  # (theirs, nb): 1 where a tap is a branch's
     places: Tensor  # (2, theirs): where are they in (ways, 1 + most, N), of one row for a way and one for each branch
 
 
-def short_of(sizes: Sequence[int], forwards: int, limit: int, device: torch.device) -> Short | None:
+def short_of(sizes: Sequence[int], forwards: int, limit: int, device: torch.device) -> ShortPlan | None:
     """Tell which branches of these sizes, of which the first so many look back, have few taps; None: not one."""
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
-    both = [[n for n in way if sizes[n] <= limit] for way in (range(forwards), range(forwards, len(sizes)))]
+    both = [[n for n in way if 0 < sizes[n] <= limit] for way in (range(forwards), range(forwards, len(sizes)))]
     ways = [way for way in both if way]
     if not ways:
         return None
@@ -150,63 +153,66 @@ def short_of(sizes: Sequence[int], forwards: int, limit: int, device: torch.devi
             row = w * (1 + most)
             taps += [(starts[n] + j, n, row * N + j, (row + 1 + k) * N + j) for j in range(sizes[n])]
     which, owners, *places = torch.tensor(taps).t()
-    numbers = (branches, spread, which, owners, torch.stack(places))
-    return Short(N, int(not both[0]), *(z.contiguous().to(device) for z in numbers))
+    members = torch.eye(len(sizes), dtype=torch.float64)[owners]
+    tables = (branches, spread, which, owners, members, torch.stack(places))
+    return ShortPlan(N, int(not both[0]), *(z.contiguous().to(device) for z in tables))
 
 
 class ShortBranches:
     """The short ones among branches of kernels (C, taps) over rows x (C, B, time) of length L."""
 
-    def __init__(self, x: Tensor, kernels: Tensor, short: Short, L: int, lengths: Tensor | None) -> None:
-        self.x, self.short, self.L, self.lengths = x, short, L, lengths
-        self.kernels = F.pad(kernels, (0, 1))[:, short.spread].float()  # (C, ways, most, N)
-        self.options = {
-            "MASKED": lengths is not None, "WIDE": INTERPRETED, "PRECISION": "ieee" if INTERPRETED else "tf32",
-            "N": short.N, "BB": SEQUENCES,
-        }  # fmt: skip
+    def __init__(self, x: Tensor, kernels: Tensor, plan: ShortPlan, L: int, lengths: Tensor | None) -> None:
+        self.x, self.plan, self.L, self.masked = x, plan, L, lengths is not None
+        self.lengths = x if lengths is None else lengths
+        self.kernels = F.pad(kernels, (0, 1))[:, plan.spread].double()  # (C, ways, most, N)
+        self.edges: tuple[Tensor, Tensor] | None = None
 
     def derivatives(self, correlation: Tensor) -> Tensor:
-        """Return those of the sums of c_b and of c_b^2 / 2 by short branches' taps: what they meet, and R k.
+        """Return those of the sums of c_b and of c_b^2 / 2 by short branches' taps: what of u they meet, and R k.
 
         They are (2, C, taps of theirs); `correlation` (C, N) is u's with itself.
         """
-        (C, B, time), ways, N = self.x.shape, len(self.short.branches), self.short.N
+        (C, B, time), ways, N = self.x.shape, len(self.plan.branches), self.plan.N
         grams, sums = (self.x.new_empty(C, ways, *n, N, dtype=torch.float32) for n in ((N,), ()))
-        lengths = self.x if self.lengths is None else self.lengths
-        _gram_kernel[(C, ways)](self.x, lengths, grams, sums, B, self.L, time // 16, self.short.first, **self.options)
-        R = _running(grams, False, torch.float32, correlation)
-        met = self.x.sum((1, 2), dtype=torch.float32)[:, None, None] - running_total(sums)
-        both = torch.cat([met[:, :, None], self.kernels @ R], 2).flatten(1)
-        return torch.stack([both[:, at] for at in self.short.places])
+        _gram_kernel[(C, ways)](
+            self.x, self.lengths, grams, sums, B, self.L, time // 16, self.plan.first, MASKED=self.masked,
+            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", N=N, BB=SEQUENCES,
+        )  # fmt: skip
+        R = _running(grams, False, torch.float64, correlation)
+        inputs = self.x.sum((1, 2), dtype=torch.float32)[:, None, None] - running_total(sums)
+        both = torch.cat([inputs[:, :, None], (self.kernels @ R).float()], 2).flatten(1)
+        return torch.stack([both[:, at] for at in self.plan.places])
 
     def gradient(self, numbers: Tensor, cross: Tensor, derivatives: Tensor, out: Tensor) -> None:
         """Write that of the short branches' taps into out (C, taps) for dc_b = s_b g - a_b - q_b c_b.
 
         numbers (3, nb, C) are s, q and a; cross (C, taps + 1) are u's correlations with g.
         """
-        (C, taps), count = out.shape, len(self.short.taps)
+        (C, taps), count = out.shape, len(self.plan.taps)
         _gradient_kernel[(C, triton.cdiv(count, TAPS))](
-            numbers, cross, derivatives, self.short.taps, self.short.owners, out, C, numbers.shape[1], count, taps,
-            BL=TAPS,
+            numbers, cross, derivatives, self.plan.taps, self.plan.owners, out, C, numbers.shape[1], count, taps,
+            derivatives.shape[2], BL=TAPS,
         )  # fmt: skip
 
-    def pull(self, q: Tensor, a: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Return what terms -a_b - q_b c_b of dc_b, a and q (nb, C), give for du.
+    def pull(self, q: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what terms -a_b - q_b c_b of dc_b, a and q (nb, C), give for du but for edges, which are kept.
 
-        That is a kernel (C, 2 N - 1) at lags 1 - N .. N - 1, a bias (C,), and what `add_edges` takes.
+        That is a kernel at lags 0 .. N - 1, the same at -1, ..., and a bias, (C, N) and (C,).
         """
-        q, a = (z[self.short.branches].permute(2, 0, 1)[..., None] for z in (q, a))
-        S = _running((q * self.kernels).mT @ self.kernels, True, self.x.dtype)
-        height = (a * self.kernels).sum(2)
-        beyond = running_total(height.flip(2)).flip(2)
-        r = S[:, :, 0].float().sum(1)
-        return -torch.cat([r[:, 1:].flip(1), r], 1), -height.sum((1, 2)), (S, beyond)
+        q, a = (z[self.plan.branches].permute(2, 0, 1)[..., None] for z in (q, a))
+        S = _running((q * self.kernels).mT @ self.kernels, True, torch.float32)
+        height = (a * self.kernels).sum(2).float()
+        self.edges = S, running_total(height.flip(2)).flip(2)
+        return -S[:, :, 0].sum(1), -height.sum((1, 2))
 
-    def add_edges(self, S: Tensor, beyond: Tensor, du: Tensor) -> None:
-        """Add to rows du what they have next to edges."""
-        (C, B, time), ways = du.shape, S.shape[1]
-        lengths = self.x if self.lengths is None else self.lengths
+    def add_edges(self, du: Tensor) -> None:
+        """Add to rows du what `pull` left to add next to edges."""
+        assert self.edges is not None
+        S, beyond = self.edges
+        (C, B, time), ways = du.shape, len(self.plan.branches)
         for way in range(ways):  # one after the other: both edges may have the same values
-            _add_edges_kernel[(C, triton.cdiv(B, self.options["BB"]))](
-                self.x, lengths, S, beyond, du, B, self.L, time // 16, ways, way, self.short.first, **self.options
-            )
+            _add_edges_kernel[(C, triton.cdiv(B, SEQUENCES))](
+                self.x, self.lengths, S, beyond, du, B, self.L, time // 16, ways, way, self.plan.first,
+                MASKED=self.masked, PRECISION="ieee" if INTERPRETED else "tf32x3", N=self.plan.N, BB=SEQUENCES,
+                num_warps=8,
+            )  # fmt: skip

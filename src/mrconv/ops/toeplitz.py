@@ -1,7 +1,8 @@
 """Convolution with dense kernels as products with their Toeplitz matrices, on the tensor cores.
 
 It does O(L^2) work where the FFT does O(L log L), on units so much faster that it wins up to some thousand positions:
-with one kernel, and with normalised branches, whose outputs are made twice but never written.
+with one kernel, and with normalised branches. Outputs of long branches are made twice but never written, those of short
+ones not at all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .backends import use_triton
 from .fft import _fft_conv_backward, bias_gradient, compute_dtype, contiguous, refuse_forward_mode
@@ -17,6 +19,7 @@ from .registration import register_branch_sum
 from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHORT = 128  # taps that a short branch has at most
 
 
 def toeplitz_conv(u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
@@ -78,7 +81,7 @@ def toeplitz_branch_sum(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what `spectral_branch_sum` does, for u in bfloat16; by Triton.
 
-    The products' factors are bfloat16, the branches' gradients among them; sums and statistics are float32.
+    The products' factors are bfloat16, the branches' gradients among them; sums and statistics are float32 or more.
     """
     if u.dtype != torch.bfloat16:
         raise TypeError(f"toeplitz_branch_sum takes u in bfloat16, got {u.dtype}: use spectral_branch_sum")
@@ -89,6 +92,11 @@ def toeplitz_branch_sum(
     skip, lengths = contiguous(skip, lengths)
     every = torch.cat(kernels, 1)
     return _toeplitz_sum(u, every, weight, skip, bias, lengths, sizes, len(forward), eps, sync)[:4]
+
+
+def _derivatives_shape(kernels: Tensor, weight: Tensor, sizes: list[int], *rest: object) -> tuple[int, int, int]:
+    """Return the shape of what is kept of short branches; those that are long for a short input leave room."""
+    return 2, kernels.shape[0], sum(size for size in sizes if size <= SHORT)
 
 
 @torch.library.custom_op("mrconv::toeplitz_branch_sum", mutates_args=())
@@ -112,6 +120,7 @@ def _toeplitz_sum(
     mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
     scale = weight * torch.rsqrt(var + eps)
     y = branches.output(u, scale.float(), skip, shifted(bias, scale, mean).float())
+    derivatives = F.pad(derivatives, (0, _derivatives_shape(kernels, weight, sizes)[2] - derivatives.shape[2]))
     mean, var, count, derivatives = (z.to(compute_dtype(u, kernels)) for z in (mean, var, count, derivatives))
     return y, mean, var, count, derivatives
 
@@ -146,4 +155,4 @@ def _toeplitz_sum_backward(
     return du, dkernels.to(kernels.dtype), dweight, dskip, g_sum
 
 
-register_branch_sum(_toeplitz_sum, _toeplitz_sum_backward, lambda kernels, weight: (2, *kernels.shape))
+register_branch_sum(_toeplitz_sum, _toeplitz_sum_backward, _derivatives_shape)

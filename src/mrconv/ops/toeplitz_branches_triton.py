@@ -23,13 +23,13 @@ import triton
 
 from . import toeplitz_triton as rows
 from .backends import INTERPRETED
-from .short_branches_triton import Short, ShortBranches, short_of
+from .short_branches_triton import ShortBranches, ShortPlan, short_of
+from .toeplitz import SHORT
 from .toeplitz_triton import Tile, add_products, grid_of, margins, reached, rows_of
 from .triton_tools import summed
 
 TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the best of those tried on an H200
 CORRELATE = {"STAGES": 3, "num_warps": 4}
-SHORT = 128  # taps of a branch, at most, and an eighth of the input's length
 SQUARE = 64  # of time, to either side of the products that are summed along diagonals
 SLICE_BYTES = 512 * 2**20  # of the branches' gradients that are in memory at a time, about
 STRIP_BLOCK = 512  # lags at a time where strips are written
@@ -116,24 +116,33 @@ def _branches_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["N", "C", "c0", "B", "time", "rows_a_block", "blocks", "tiles", "chunks"])
 def _back_kernel(  # type: ignore[no-untyped-def]
-    dc, g, strips, groups, near, near_group, out, N, C, c0, B, time, rows_a_block, blocks, tiles, chunks,
-    ADD: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    dc, g, x, strips, groups, near, near_group, energy, energy_groups, bias, out,
+    N, C, c0, B, time, rows_a_block, blocks, tiles, chunks,
+    SHORT: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Store du, or add to it: g with the strip `near`, and each branch's gradient with its kernel turned around."""
+    """Store du: the long branches' gradients with their kernels turned around, and what short branches ask for.
+
+    That is g with the strip `near`, x with the strips `energy`, of a rounded kernel and what rounding left, and a bias.
+    """
     here = tl.program_id(0) // tiles
     c = (c0 + here).to(tl.int64)
     tile = tl.program_id(0) % tiles
     block, b, real, earliest, latest = rows_of(tile, rows_a_block, B, blocks, ROWS)
-    at = (c * B + b)[:, None] * time * 16 + block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    if ADD:
-        total += tl.load(out + at, real[:, None], 0.0).to(tl.float32)
+    row = (c * B + b)[:, None] * time * 16
     low, width, start, begin, end = _group(near_group, 0)
     total = add_products(
-        total, g + (c * B + b)[:, None] * time * 16, near + c * width * COPIES, width, -low,
+        tl.zeros([ROWS, BLOCK], tl.float32), g + row, near + c * width * COPIES, width, -low,
         begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
     )  # fmt: skip
+    if SHORT:
+        total += tl.load(bias + c)
+        for n in range(2):
+            low, width, start, begin, end = _group(energy_groups, n)
+            total = add_products(
+                total, x + row, energy + (start * C + c * width) * COPIES, width, -low,
+                begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
+            )  # fmt: skip
     for n in range(N):
         low, width, start, begin, end = _group(groups, n)
         own = ((tl.num_programs(0) // tiles).to(tl.int64) * n + here) * B + b
@@ -141,7 +150,8 @@ def _back_kernel(  # type: ignore[no-untyped-def]
             total, dc + own[:, None] * time * 16, strips + (start * C + c * width) * COPIES, width, -low,
             begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
         )  # fmt: skip
-    tl.store(out + at, total.to(out.dtype.element_ty), real[:, None])
+    at = row + block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(out + at, total, real[:, None])
 
 
 @triton.jit(do_not_specialize=["C", "c0", "B", "time", "blocks", "pairs"])
@@ -189,6 +199,7 @@ def _taps_kernel(diagonals, parts, out, taps, width, row, BL: tl.constexpr):  # 
 class Strips:
     """Sums of branches written out: their numbers on the device, and how wide all strips are together."""
 
+    branches: Tensor  # (branches, 3): first of its taps, how many, whether it looks ahead
     groups: Tensor  # (groups, 7): first branch, how many; first lag, width, where it begins; first and last chunk
     width: int
     reverse: bool
@@ -206,14 +217,14 @@ class Correlations:
 class Plan:
     """What the kernels know of the branches beforehand, on a device."""
 
-    branches: Tensor  # (nb, 3): first of its taps, how many, whether it looks ahead
     members: Tensor  # (taps, nb): 1 where a tap is a branch's
-    short: Short | None
+    short: ShortPlan | None
     long: Tensor  # which branches are
     each: Strips  # of the long ones
     back: Strips
     merged: Strips
-    near: Strips  # those of the short ones merged, turned around
+    near: Strips  # of the short ones merged, turned around
+    energy: Strips  # of a kernel that looks N - 1 ahead and back, rounded, and of what rounding left
     lags: tuple[int, int]  # of the merged kernel, lowest and highest
     own: Correlations  # of u with each long branch's gradient
     cross: Correlations  # of u with the output's gradient, at the lags of all taps and at 0
@@ -224,7 +235,7 @@ def _lags(size: int, ahead: bool) -> range:
     return range(-1, -1 - size, -1) if ahead else range(size)
 
 
-def _strips(kernels: Sequence[tuple[int, int, int, int]], reverse: bool, device: torch.device) -> Strips:
+def _strips(branches: Tensor, kernels: Sequence[tuple[int, int, int, int]], reverse: bool = False) -> Strips:
     """Return strips for (first branch, how many, lowest lag, highest lag)."""
     numbers, width = [], 0
     for first, count, low, high in kernels:
@@ -232,7 +243,7 @@ def _strips(kernels: Sequence[tuple[int, int, int, int]], reverse: bool, device:
         start, units = margins(low, high, TILE)
         numbers.append((first, count, start, units, width, *reached(low, high, TILE)))
         width += units
-    return Strips(torch.tensor(numbers, dtype=torch.int32, device=device), width * 16, reverse)
+    return Strips(branches, torch.tensor(numbers, dtype=torch.int32, device=branches.device), width * 16, reverse)
 
 
 def _correlations(
@@ -264,43 +275,54 @@ def _correlations(
 def plan_for(sizes: Sequence[int], forwards: int, L: int, device: torch.device) -> Plan:
     """Return the plan for branches of these sizes, of which the first so many look back, and inputs of length L.
 
-    Many L have the same. Branches are short only for inputs so long that edges are a small part of them: what edges
-    do not count is made first and taken away again, in bfloat16.
+    Many L have the same. Branches count as short for inputs only that are eight times as long or more: what would be
+    beyond an edge is added first and taken away again.
     """
     blocks = min(triton.cdiv(L, TILE.block), triton.cdiv(max(sizes), TILE.block) + 1)
-    return _plan(tuple(sizes), forwards, blocks, min(SHORT, 16 * (L // 128)), device)
+    return _plan(tuple(sizes), forwards, blocks, min(SHORT, L // 128 * 16), device)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, few: int, device: torch.device) -> Plan:
+def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, limit: int, device: torch.device) -> Plan:
     with torch.inference_mode(False):
         nb, starts = len(sizes), [0, *itertools.accumulate(sizes)]
         lags = [_lags(size, n >= forwards) for n, size in enumerate(sizes)]
-        met = [own[: blocks * TILE.block] for own in lags]
-        short, long = ([n for n in range(nb) if (sizes[n] <= few) == wanted] for wanted in (True, False))
-        members = torch.repeat_interleave(torch.eye(nb, dtype=torch.float64), torch.tensor(sizes), 0).to(device)
-        found = short_of(sizes, forwards, few, device)
+        reachable = [own[: blocks * TILE.block] for own in lags]
+        few, many = ([n for n in range(nb) if (0 < sizes[n] <= limit) == wanted] for wanted in (True, False))
+        short = short_of(sizes, forwards, limit, device)
+        N = short.N if short else 1
 
         def ends(which: Sequence[int]) -> tuple[int, int]:
-            every = [lag for n in which for lag in (met[n][0], met[n][-1])]
-            return min((0, *every)), max((0, *every))
+            every = [0, *(lag for n in which for lag in (*reachable[n][:1], *reachable[n][-1:]))]
+            return min(every), max(every)
 
-        each = [(n, 1, min(met[n]), max(met[n])) for n in long]
-        numbers = [(starts[n], sizes[n], n >= forwards) for n in range(nb)]
-        taps = [j for n in long for j in range(starts[n], starts[n + 1])]
+        def table(rows: Sequence[tuple[int, int, bool]]) -> Tensor:
+            return torch.tensor(rows, dtype=torch.int32, device=device)
+
+        branches = table([(starts[n], sizes[n], n >= forwards) for n in range(nb)])
+        each = [(n, 1, min(reachable[n], default=0), max(reachable[n], default=0)) for n in many]
+        there_and_back = table(
+            [(n, size, n % N > 0) for start in (0, N) for n, size in ((start, N), (start + 1, N - 1))]
+        )
+        members = torch.repeat_interleave(torch.eye(nb, dtype=torch.float64), torch.tensor(sizes), 0)
         return Plan(
-            torch.tensor(numbers, dtype=torch.int32, device=device),
-            members,
-            found,
-            torch.tensor(long, dtype=torch.int64, device=device),
-            _strips(each, False, device),
-            _strips(each, True, device),
-            _strips([(0, nb, *ends(range(nb)))], False, device),
-            _strips([(0, nb, *ends(short))], True, device),
+            members.to(device),
+            short,
+            torch.tensor(many, dtype=torch.int64, device=device),
+            _strips(branches, each),
+            _strips(branches, each, True),
+            _strips(branches, [(0, nb, *ends(range(nb)))]),
+            _strips(branches, [(0, nb, *ends(few))], True),
+            _strips(there_and_back, [(first, 2, 1 - N, N - 1) for first in (0, 2)]),
             ends(range(nb)),
-            _correlations([(k, lags[n]) for k, n in enumerate(long)], blocks, device, taps),
+            _correlations(
+                [(k, lags[n]) for k, n in enumerate(many)],
+                blocks,
+                device,
+                [j for n in many for j in range(starts[n], starts[n + 1])],
+            ),
             _correlations([(0, own) for own in (*lags, range(1))], blocks, device),
-            _correlations([(0, range(found.N if found else 0))], blocks, device),
+            _correlations([(0, range(N))], blocks, device),
         )
 
 
@@ -321,13 +343,16 @@ class ToeplitzBranches:
         rows.copy_rows(u, x, True)
         return x.transpose(0, 1)
 
-    def _strip(self, of: Strips, factors: Tensor | None = None, skip: Tensor | None = None) -> Tensor:
+    def _strip(
+        self, of: Strips, factors: Tensor | None = None, skip: Tensor | None = None, kernels: Tensor | None = None
+    ) -> Tensor:
         """Return strips (groups, C, copies, width), of widths of their own, one after the other."""
+        kernels = self.kernels if kernels is None else kernels
         out = self.x.new_empty(self.C * rows.COPIES * of.width)
         _strips_kernel[(self.C, rows.COPIES, len(of.groups))](
-            self.kernels, self.kernels if factors is None else factors, self.kernels if skip is None else skip, out,
-            self.plan.branches, of.groups, self.C, self.kernels.shape[1], FACTORS=factors is not None,
-            SKIP=skip is not None, REVERSE=of.reverse, COPIES=rows.COPIES, BL=STRIP_BLOCK,
+            kernels, kernels if factors is None else factors, kernels if skip is None else skip, out, of.branches,
+            of.groups, self.C, kernels.shape[1], FACTORS=factors is not None, SKIP=skip is not None, REVERSE=of.reverse,
+            COPIES=rows.COPIES, BL=STRIP_BLOCK,
         )  # fmt: skip
         return out
 
@@ -344,14 +369,13 @@ class ToeplitzBranches:
 
         Those of c_b and of c_b^2 / 2 have the derivatives by taps that are returned too, (2, C, taps), if c_b is short.
         """
-        derivatives = self.x.new_zeros(2, *self.kernels.shape, dtype=torch.float32)
-        sums = self.x.new_empty(2, len(self.plan.branches), self.C, dtype=torch.float64)
+        sums = self.x.new_empty(2, self.plan.members.shape[1], self.C, dtype=torch.float64)
+        derivatives = self.x.new_empty(2, self.C, 0, dtype=torch.float32)
         if self.short:
-            taps = self.short.short.taps
-            own = self.short.derivatives(self._correlate(self.x[None], self.plan.auto, self._taps(self.short.short.N)))
-            derivatives[:, :, taps] = own
-            sums = (self.kernels[:, taps] * own).double() @ self.plan.members[taps]
-            sums = sums.transpose(1, 2).contiguous()
+            correlation = self._correlate(self.x[None], self.plan.auto, self._taps(self.short.plan.N))
+            derivatives = self.short.derivatives(correlation)
+            each = (self.kernels[:, self.short.plan.taps] * derivatives).double() @ self.short.plan.members
+            sums = each.transpose(1, 2).contiguous()
         if len(self.plan.long):
             parts = self.x.new_empty(self.grid.tiles, 2, len(self.plan.long), self.C, dtype=torch.float32)
             self._branches(self._strip(self.plan.each), parts, parts, None, 0, self.C)
@@ -396,42 +420,36 @@ class ToeplitzBranches:
     ) -> tuple[Tensor, Tensor]:
         """Return du, like a tensor, and the kernels' gradient for dc_b = s_b g - a_b - q_b c_b and rows g.
 
-        numbers (3, nb, C) are s, q and a; `products` and `moments` have returned cross and derivatives.
+        numbers (3, nb, C) are s, q and a; `products` and `moments` have returned cross and derivatives. A few channels
+        at a time, since every long branch's dc is in memory meanwhile.
         """
-        p, du = self.plan, torch.empty_like(self.x)
+        p, N, short = self.plan, len(self.plan.long), self.short
+        du = torch.empty_like(self.x, dtype=torch.float32)
         dkernels = self._taps(self.kernels.shape[1])
-        edges = None
-        if self.short:
-            self.short.gradient(numbers, cross, derivatives, dkernels)
-            kernel, bias, edges = self.short.pull(*numbers[1:])
-            strip, factor, low, high = rows.strip_of(kernel, kernel.shape[1] // 2, self.L, self.x.dtype, TILE)
-            x, out = self.x.transpose(0, 1), du.transpose(0, 1)
-            rows.conv_rows(x, strip, factor, bias, out, self.L, low, high, False, TILE)
         near = self._strip(p.near, numbers[0].index_fill(0, p.long, 0), skip)
-        self._pull_long(g, numbers[:, p.long].contiguous(), near, du, dkernels)
-        if self.short and edges:
-            self.short.add_edges(*edges, du)
-        out = torch.empty_like(like)
-        rows.copy_rows(out, du.transpose(0, 1), False)
-        return out, dkernels
-
-    def _pull_long(self, g: Tensor, numbers: Tensor, near: Tensor, du: Tensor, dkernels: Tensor) -> None:
-        """Add to du what long branches give, and g with the strip `near`; write the long kernels' gradients.
-
-        A few channels at a time, since every long branch's dc is in memory meanwhile.
-        """
-        p, N = self.plan, len(self.plan.long)
+        energy, bias = near, near
+        if short:
+            short.gradient(numbers, cross, derivatives, dkernels)
+            kernel, bias = short.pull(*numbers[1:])
+            rounded = kernel.to(self.x.dtype)
+            energy = self._strip(p.energy, kernels=torch.cat([rounded, (kernel - rounded).to(self.x.dtype)], 1))
+        strips, back = (self._strip(of) if N else near for of in (p.each, p.back))
+        numbers = numbers[:, p.long].contiguous()
         size = max(1, min(self.C, SLICE_BYTES // max(1, N * self.B * self.time * self.x.element_size())))
         scratch = self.x.new_empty(N * size * self.B * self.time)
-        strips, back = (self._strip(of) if N else near for of in (p.each, p.back))
         for c0 in range(0, self.C, size):
             C = min(size, self.C - c0)
             dc = scratch[: N * C * self.B * self.time].view(N, C, self.B, self.time)
             if N:
                 self._branches(strips, numbers, dc, g, c0, C)
             _back_kernel[(self.grid.tiles * C,)](
-                dc, g, back, p.back.groups, near, p.near.groups, du, N, self.C, c0, self.B, self.time // 16, *self.grid,
-                ADD=self.short is not None, **rows.products(self.x.dtype, TILE),
+                dc, g, self.x, back, p.back.groups, near, p.near.groups, energy, p.energy.groups, bias, du, N, self.C,
+                c0, self.B, self.time // 16, *self.grid, SHORT=short is not None, **rows.products(self.x.dtype, TILE),
             )  # fmt: skip
             if N:
                 self._correlate(dc, p.own, dkernels[c0 : c0 + C], c0)
+        if short:
+            short.add_edges(du)
+        out = torch.empty_like(like)
+        rows.copy_rows(out, du.transpose(0, 1), False)
+        return out, dkernels

@@ -207,27 +207,21 @@ def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) 
     if u.numel() == 0:
         return y
     tile = TILE_FLOAT32 if u.dtype == torch.float32 else TILE
-    strip, scale, low, high = strip_of(kernel, lead, L, u.dtype, tile)
-    x, out = (z if _has_rows(z, tile.chunk) else scratch(z, tile.chunk) for z in (u, y))
-    if x is not u:
-        copy_rows(u, x, True)
-    conv_rows(x, strip, scale, bias, out, L, low, high, gelu, tile)
-    if out is not y:
-        copy_rows(y, out, False)
-    return y
-
-
-def strip_of(kernel: Tensor, lead: int, L: int, dtype: torch.dtype, tile: Tile) -> tuple[Tensor, Tensor, int, int]:
-    """Return a kernel's strip, the factor that it is divided by, and the first and last lag that inputs of L meet."""
     ahead, behind = min(lead, L - 1), min(kernel.shape[1] - lead, L)
     first, units = margins(-ahead, behind - 1, tile)
-    strip = kernel.new_empty(kernel.shape[0], COPIES, units * 16, dtype=dtype)
-    scale = kernel.new_empty(kernel.shape[0], dtype=torch.float32)
+    strip = u.new_empty(kernel.shape[0], COPIES, units * 16)
+    scale = u.new_empty(kernel.shape[0], dtype=torch.float32)
     _strip_kernel[(kernel.shape[0], COPIES)](
         kernel, strip, scale, *kernel.stride(), lead - ahead, lead + behind, lead + first * 16, units,
         COPIES=COPIES, BL=STRIP_BLOCK,
     )  # fmt: skip
-    return strip, scale, -ahead, behind - 1
+    x, out = (z if _has_rows(z, tile.chunk) else scratch(z, tile.chunk) for z in (u, y))
+    if x is not u:
+        copy_rows(u, x, True)
+    conv_rows(x, strip, scale, bias, out, L, -ahead, behind - 1, gelu, tile)
+    if out is not y:
+        copy_rows(y, out, False)
+    return y
 
 
 def conv_rows(

@@ -102,7 +102,7 @@ def _window_sum_backward(
     return du, dheights.to(heights.dtype), dweight, dskip, g_sum
 
 
-register_branch_sum(_window_sum, _window_sum_backward, lambda kernels, weight: (2, *weight.shape))
+register_branch_sum(_window_sum, _window_sum_backward, lambda kernels, weight, *rest: (2, *weight.shape))
 
 
 def mode_branch_sum(
