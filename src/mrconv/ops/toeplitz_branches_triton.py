@@ -305,24 +305,20 @@ def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, limit: int, device
             [(n, size, n % N > 0) for start in (0, N) for n, size in ((start, N), (start + 1, N - 1))]
         )
         members = torch.repeat_interleave(torch.eye(nb, dtype=torch.float64), torch.tensor(sizes), 0)
+        theirs = [j for n in many for j in range(starts[n], starts[n + 1])]
         return Plan(
-            members.to(device),
-            short,
-            torch.tensor(many, dtype=torch.int64, device=device),
-            _strips(branches, each),
-            _strips(branches, each, True),
-            _strips(branches, [(0, nb, *ends(range(nb)))]),
-            _strips(branches, [(0, nb, *ends(few))], True),
-            _strips(there_and_back, [(first, 2, 1 - N, N - 1) for first in (0, 2)]),
-            ends(range(nb)),
-            _correlations(
-                [(k, lags[n]) for k, n in enumerate(many)],
-                blocks,
-                device,
-                [j for n in many for j in range(starts[n], starts[n + 1])],
-            ),
-            _correlations([(0, own) for own in (*lags, range(1))], blocks, device),
-            _correlations([(0, range(N))], blocks, device),
+            members=members.to(device),
+            short=short,
+            long=torch.tensor(many, dtype=torch.int64, device=device),
+            each=_strips(branches, each),
+            back=_strips(branches, each, True),
+            merged=_strips(branches, [(0, nb, *ends(range(nb)))]),
+            near=_strips(branches, [(0, nb, *ends(few))], True),
+            energy=_strips(there_and_back, [(first, 2, 1 - N, N - 1) for first in (0, 2)]),
+            lags=ends(range(nb)),
+            own=_correlations([(k, lags[n]) for k, n in enumerate(many)], blocks, device, theirs),
+            cross=_correlations([(0, own) for own in (*lags, range(1))], blocks, device),
+            auto=_correlations([(0, range(N))], blocks, device),
         )
 
 
