@@ -136,13 +136,14 @@ class ShortPlan:
     places: Tensor  # (2, theirs): where are they in (ways, 1 + most, N), of one row for a way and one for each branch
 
 
-def short_of(sizes: Sequence[int], forwards: int, limit: int, device: torch.device) -> ShortPlan | None:
-    """Tell which branches of these sizes, of which the first so many look back, have few taps; None: not one."""
+def short_plan(few: Sequence[int], sizes: Sequence[int], forwards: int, members: Tensor) -> ShortPlan:
+    """Return the plan for the branches `few`, of all of these sizes, of which the first so many look back.
+
+    members (taps, nb) are 1 where a tap is a branch's.
+    """
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
-    both = [[n for n in way if 0 < sizes[n] <= limit] for way in (range(forwards), range(forwards, len(sizes)))]
+    both = [n for n in few if n < forwards], [n for n in few if n >= forwards]
     ways = [way for way in both if way]
-    if not ways:
-        return None
     most, N = max(map(len, ways)), max(16, triton.next_power_of_2(max(sizes[n] for way in ways for n in way)))
     spread = torch.full((len(ways), most, N), sum(sizes))
     branches, taps = torch.zeros(len(ways), most, dtype=torch.int64), []
@@ -153,9 +154,8 @@ def short_of(sizes: Sequence[int], forwards: int, limit: int, device: torch.devi
             row = w * (1 + most)
             taps += [(starts[n] + j, n, row * N + j, (row + 1 + k) * N + j) for j in range(sizes[n])]
     which, owners, *places = torch.tensor(taps).t()
-    members = torch.eye(len(sizes), dtype=torch.float64)[owners]
-    tables = (branches, spread, which, owners, members, torch.stack(places))
-    return ShortPlan(N, int(not both[0]), *(z.contiguous().to(device) for z in tables))
+    tables = (branches, spread, which, owners, members[which.to(members.device)], torch.stack(places))
+    return ShortPlan(N, int(not both[0]), *(z.contiguous().to(members.device) for z in tables))
 
 
 class ShortBranches:

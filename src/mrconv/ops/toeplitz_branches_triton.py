@@ -23,7 +23,7 @@ import triton
 
 from . import toeplitz_triton as rows
 from .backends import INTERPRETED
-from .short_branches_triton import ShortBranches, ShortPlan, short_of
+from .short_branches_triton import ShortBranches, ShortPlan, short_plan
 from .toeplitz import SHORT
 from .toeplitz_triton import Tile, add_products, grid_of, margins, reached, rows_of
 from .triton_tools import summed
@@ -289,7 +289,8 @@ def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, limit: int, device
         lags = [_lags(size, n >= forwards) for n, size in enumerate(sizes)]
         reachable = [own[: blocks * TILE.block] for own in lags]
         few, many = ([n for n in range(nb) if (0 < sizes[n] <= limit) == wanted] for wanted in (True, False))
-        short = short_of(sizes, forwards, limit, device)
+        members = torch.repeat_interleave(torch.eye(nb, dtype=torch.float64), torch.tensor(sizes), 0).to(device)
+        short = short_plan(few, sizes, forwards, members) if few else None
         N = short.N if short else 1
 
         def ends(which: Sequence[int]) -> tuple[int, int]:
@@ -304,10 +305,9 @@ def _plan(sizes: tuple[int, ...], forwards: int, blocks: int, limit: int, device
         there_and_back = table(
             [(n, size, n % N > 0) for start in (0, N) for n, size in ((start, N), (start + 1, N - 1))]
         )
-        members = torch.repeat_interleave(torch.eye(nb, dtype=torch.float64), torch.tensor(sizes), 0)
         theirs = [j for n in many for j in range(starts[n], starts[n + 1])]
         return Plan(
-            members=members.to(device),
+            members=members,
             short=short,
             long=torch.tensor(many, dtype=torch.int64, device=device),
             each=_strips(branches, each),
