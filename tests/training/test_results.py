@@ -148,7 +148,7 @@ def test_notes_tell_what_is_not_as_in_the_paper():
         "5 batches an epoch",
         "2 batches evaluated",
         "trained at rate 0.5",
-        "epochs=3",
+        "3 epochs instead of 32",
         "60 training examples, 25,000 in the paper",
         "epoch chosen by test",
     ]
@@ -172,7 +172,10 @@ def test_a_changed_experiment_is_noted_and_not_compared(settings, note):
 
 
 def test_a_changed_peer_is_noted():
-    assert results.notes(ran("listops-mega", "epochs=30", "mixer.d_ema=2")) == ["epochs=30, mixer.d_ema=2"]
+    assert results.notes(ran("listops-mega", "epochs=30", "mixer.d_ema=2")) == [
+        "30 epochs instead of 60",
+        "mixer.d_ema=2",
+    ]
 
 
 def test_the_machine_is_no_change():

@@ -233,6 +233,8 @@ def notes(row: Mapping[str, Any]) -> list[str]:
     """Return what keeps a run from being compared with the paper's as it stands."""
     found, changed = ["partial"] if row["partial"] else [], changes(row)
     found += [text.format(changed.pop(key)) for key, text in REDUCED.items() if key in changed]
+    if "epochs" in changed:
+        found.append(f"{changed.pop('epochs')} epochs instead of {_known(row)['epochs']}")
     if changed:
         told = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
         found.append(", ".join(told[:MOST]) + (f" and {len(told) - MOST} more" if len(told) > MOST else ""))
@@ -248,11 +250,15 @@ def notes(row: Mapping[str, Any]) -> list[str]:
 
 def changes(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the model and the recipe that are not those of the ready experiment of a run's name."""
-    config = row.get("config", {})
-    known = ready(row["name"]) or ready(row["name"].removesuffix(f"-{config.get('mixer')}"))
+    config, known = row.get("config", {}), _known(row)
     usual = _flat(dataclasses.asdict(Experiment()) | known)
     counted = _flat({k: v for k, v in config.items() if k not in APART | {"name"} and (known or k in REDUCED)})
     return {key: value for key, value in counted.items() if value != usual.get(key)}
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ready experiment of a run's name, of a peer's name that of the task if it has none of its own."""
+    return ready(row["name"]) or ready(row["name"].removesuffix(f"-{row.get('config', {}).get('mixer')}"))
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
