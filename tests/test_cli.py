@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -54,6 +55,16 @@ def test_help_names_every_command(capsys):
     out = outcome(capsys, "--help")[1]
     for command in COMMANDS:
         assert f"    {command.__name__.rsplit('.', 1)[1]} " in out
+
+
+@pytest.mark.parametrize("argv", [["train", "--list"], ["data", "list"]], ids=" ".join)
+def test_a_reader_that_leaves_is_no_error(argv):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "mrconv", *argv]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(

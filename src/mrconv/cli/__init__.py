@@ -8,6 +8,7 @@ put right.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,12 @@ def _place(given: argparse.Namespace, rest: Sequence[str]) -> None:
         room.extend(rest)
 
 
+def _nobody_reads() -> int:
+    """End quietly, as `mrconv ... | head` expects: what is still to be written, at exit too, goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141  # what a shell tells of a command that SIGPIPE ended
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -44,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given.command = shlex.join(["mrconv", *argv])
     try:
         given.run(given)
-    except CommandError as error:
+        sys.stdout.flush()
+    except (BrokenPipeError, CommandError) as error:
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+            return _nobody_reads()
         given.parser.error(str(error))
     except KeyboardInterrupt as stop:
         print(str(stop) or "stopped", file=sys.stderr)
