@@ -14,6 +14,8 @@ from mrconv.baselines.base import Mixer
 from mrconv.examples import random_inputs
 from mrconv.hub import Model
 from mrconv.kernels import resampled
+from mrconv.tasks import Prepared
+from mrconv.tasks.inputs import Inputs
 
 from .compose import composed, spelled_out
 from .config import Experiment
@@ -54,14 +56,9 @@ def evaluate(
     experiment = with_settings(trained, settings)
     check_options(experiment)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data = prepare(experiment)
-    known = saved_inputs(folder / MODEL)
-    if known is not None and known.vocabulary != data.vocabulary:
-        raise ValueError(
-            f"the data has {len(data.vocabulary)} symbols, other ones than the {len(known.vocabulary)} that the model "
-            f"in {folder} knows"
-        )
-    rate = experiment.rate / trained.rate
+    data, known, rate = prepare(experiment), saved_inputs(folder / MODEL), experiment.rate / trained.rate
+    if known is not None:
+        data = as_trained(data, known if rate == 1 else known.decimated(rate), f"the model in {folder}")
     if rate == 1 and merged and (folder / MERGED).exists():
         model = saved_model(folder / MERGED)
     else:
@@ -74,6 +71,32 @@ def evaluate(
     if merged and isinstance(model, MRConvNeXt) and model.image_size != (size, size):
         model = saved_model(folder / MODEL).resized(size)  # type: ignore[operator]
     return score(model.to(place), data, experiment, place, None if merged else rate)
+
+
+def as_trained(data: Prepared, known: Inputs, model: str) -> Prepared:
+    """Return data normalised as a model's own was; refuse data of another kind than the model takes."""
+    own = Inputs.of(data)
+    if known.vocabulary != own.vocabulary:
+        raise ValueError(
+            f"the data has {len(own.vocabulary)} symbols, other ones than the {len(known.vocabulary)} that {model} "
+            "knows"
+        )
+    for name in ("kind", "channels", "sampling_rate", "classes"):
+        there, here = _told(known, name), _told(own, name)
+        if there != here:
+            raise ValueError(f"{name.replace('_', ' ')} of the data: {here:.200}; of {model}: {there:.200}")
+    each = known.scale.ndim == 2 and len(known.scale) > 1  # position its own way, which is a part of the task
+    if own.vocabulary or data.facts.get("files") or each:
+        return data
+    return dataclasses.replace(data, scale=known.scale, shift=known.shift)
+
+
+def _told(inputs: Inputs, name: str) -> str:
+    """Return a value as a message tells it; pictures are values of another name where they are not decimated."""
+    value = getattr(inputs, name)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return ", ".join(value) if isinstance(value, tuple) else str(value).replace("image", "values")
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:
