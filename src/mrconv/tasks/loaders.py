@@ -86,6 +86,14 @@ class Plan:
 
     def batches(self, epoch: int) -> list[np.ndarray]:
         """Return the row numbers of every batch of this process."""
+        return [self.own(rows) for rows in self.joint(epoch)]
+
+    def own(self, rows: np.ndarray) -> np.ndarray:
+        """Return this process's share of a batch of training, which all of them step through together."""
+        return rows[self.rank :: self.world] if self.train else rows
+
+    def joint(self, epoch: int) -> list[np.ndarray]:
+        """Return the row numbers of every batch; of training, those of all processes."""
         if not self.train:
             own = np.arange(self.rank, self.rows, self.world)
             if self.lengths is not None:
@@ -100,7 +108,7 @@ class Plan:
         whole = order[: len(self) * size].reshape(len(self), size)
         if self.lengths is not None:
             whole = draw.permutation(whole)
-        return list(whole[:, self.rank :: self.world])
+        return list(whole)
 
 
 class BatchLoader(ABC):
@@ -113,8 +121,8 @@ class BatchLoader(ABC):
         seed: of the shuffling.
         rank, world: this process among how many.
         bucket: put rows of similar length together.
-        pad: "batch" to the longest row of the batch, a number n to the next multiple of n (so that batches come in few
-            shapes), "max" to the task's length, the same for all batches.
+        pad: "batch" to the longest row of the batch (in training, of all processes'), a number n to the next multiple
+            of n (so that batches come in few shapes), "max" to the task's length, the same for all batches.
     """
 
     of_texts: ClassVar[bool] = False
@@ -151,7 +159,7 @@ class BatchLoader(ABC):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of this epoch's batches; with the last one it stands at the beginning of the next epoch."""
-        for batch in self._batches(self.plan.batches(self.epoch)[self.position :]):
+        for batch in self._batches(self.plan.joint(self.epoch)[self.position :]):
             self.position += 1
             if self.position == len(self):
                 self.epoch, self.position = self.epoch + 1, 0
@@ -181,7 +189,7 @@ class BatchLoader(ABC):
 
     @abstractmethod
     def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
-        """Make batches of these rows."""
+        """Make batches of what this process has of these rows, as wide as all of them need."""
 
 
 def labels(split: Split) -> Tensor:
@@ -208,28 +216,27 @@ class _Rows(Dataset[Batch]):
         self.data, self.split = loader.data, loader.split
         self.width = loader.width
         self.labels, (self.scale, self.shift) = labels(loader.split), _scaling(loader.data)
+        self.own = loader.plan.own
 
     def __len__(self) -> int:
         return len(self.split)
 
-    def __getitem__(self, row: int) -> Batch:
-        return self.__getitems__([row])
-
     def __getitems__(self, rows: Sequence[int]) -> Batch:
-        index, y = np.asarray(rows), self.labels[torch.as_tensor(rows)]
-        split = self.split
+        joint = np.asarray(rows)
+        index, split = self.own(joint), self.split
+        y = self.labels[torch.from_numpy(index)]
         if split.offsets is None:
             x = torch.from_numpy(np.ascontiguousarray(split.x[index]))
             return Batch(_as_input(self.data, x, self.scale, self.shift), y)
-        x, lengths = self._padded(split.x, split.offsets, index)
+        x, lengths = self._padded(split.x, split.offsets, index, joint)
         if split.x2 is None or split.offsets2 is None:
             return Batch(x, y, lengths)
-        return Batch(x, y, lengths, *self._padded(split.x2, split.offsets2, index))
+        return Batch(x, y, lengths, *self._padded(split.x2, split.offsets2, index, joint))
 
-    def _padded(self, x: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _padded(self, x: np.ndarray, offsets: np.ndarray, rows: np.ndarray, joint: np.ndarray) -> tuple[Tensor, Tensor]:
         starts, stops = offsets[rows], offsets[rows + 1]
-        lengths = stops - starts
-        out = np.zeros((len(rows), self.width(int(lengths.max()))), np.int64)
+        lengths, longest = stops - starts, (offsets[joint + 1] - offsets[joint]).max()
+        out = np.zeros((len(rows), self.width(int(longest))), np.int64)
         for row, start, stop in zip(out, starts, stops, strict=True):
             row[: stop - start] = x[start:stop]
         return torch.from_numpy(out), torch.from_numpy(lengths)
@@ -239,17 +246,14 @@ class _Files(Dataset[Batch]):
     """A split of pictures in files as a torch data set, a whole batch at a time: (B, 3, size, size)."""
 
     def __init__(self, loader: BatchLoader, change: Change | None = None) -> None:
-        plan = loader.plan
+        self.plan = plan = loader.plan
         self.images = ImageFiles(loader.data, loader.split.name, train=plan.train, seed=plan.seed, change=change)
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, row: int) -> Batch:
-        return self.__getitems__([row])
-
     def __getitems__(self, rows: Sequence[int]) -> Batch:
-        images, y = zip(*(self.images[row] for row in rows), strict=True)
+        images, y = zip(*(self.images[int(row)] for row in self.plan.own(np.asarray(rows))), strict=True)
         return Batch(torch.stack(images), torch.tensor(y))
 
 
@@ -326,22 +330,23 @@ class ResidentLoader(BatchLoader):
     def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
         if not rows:
             return
-        every = torch.from_numpy(np.concatenate(rows)).to(self.device)
-        for here, index in zip(rows, every.split([len(each) for each in rows]), strict=True):
+        own = [self.plan.own(each) for each in rows]
+        every = torch.from_numpy(np.concatenate(own)).to(self.device)
+        for joint, index in zip(rows, every.split([len(each) for each in own]), strict=True):
             y = self.labels.index_select(0, index)
-            x, lengths = self._gathered(self.first, here, index)
+            x, lengths = self._gathered(self.first, joint, index)
             if self.second is None:
                 yield Batch(x, y, lengths)
             else:
-                yield Batch(x, y, lengths, *self._gathered(self.second, here, index))
+                yield Batch(x, y, lengths, *self._gathered(self.second, joint, index))
 
     def _gathered(
-        self, held: tuple[Tensor, np.ndarray | None, Tensor | None], here: np.ndarray, index: Tensor
+        self, held: tuple[Tensor, np.ndarray | None, Tensor | None], joint: np.ndarray, index: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         rows, known, lengths = held
         x = rows.index_select(0, index)
         if known is None or lengths is None:
             return _as_input(self.data, x, self.scale, self.shift), None
-        width = self.width(int(known[here].max()))
+        width = self.width(int(known[joint].max()))
         x = x[:, :width] if width <= x.shape[1] else torch.nn.functional.pad(x, (0, width - x.shape[1]))
         return x.long(), lengths.index_select(0, index)

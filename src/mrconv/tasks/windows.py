@@ -44,6 +44,7 @@ class WindowLoader(BatchLoader):
     def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
         if not rows:
             return
+        rows = [self.plan.own(each) for each in rows]
         starts = torch.from_numpy(self.starts()).to(self.device)
         places = torch.arange(self.data.length, device=self.device)
         every = torch.from_numpy(np.concatenate(rows)).to(self.device)

@@ -76,9 +76,9 @@ class Spread(Plan):
     def __len__(self) -> int:
         return min(self.limit, super().__len__())
 
-    def batches(self, epoch: int) -> list[np.ndarray]:
+    def joint(self, epoch: int) -> list[np.ndarray]:
         """Return the row numbers of these batches, each from the middle of its share of all."""
-        every = super().batches(epoch)
+        every = super().joint(epoch)
         return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))]
 
 

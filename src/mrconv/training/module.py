@@ -187,9 +187,23 @@ class Training(pl.LightningModule):
         what = f"the loss at step {step} is" if bad <= last else f"weights after step {step} are"
         raise NotFinite(f"{what} not finite (learning rate {rates[min(bad, last)]:.2g})")
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Have a checkpoint hold an epoch's scores so far of all processes: the first one goes on with them."""
+        if self.trainer.world_size == 1:
+            return
+        for name, value in self._scores("fitted").state_dict(prefix="scores.fitted.").items():
+            total = value.clone()
+            torch.distributed.all_reduce(total)
+            for states in ("state_dict", "current_model_state"):  # with averaged weights, the second has the others
+                if name in checkpoint.get(states, {}):
+                    checkpoint[states][name] = total
+
     def on_validation_epoch_start(self) -> None:
-        """Look at losses and weights, before spoilt ones are merged."""
+        """Look at losses and weights, before spoilt ones are merged; go by what is saved, the first process's."""
         self.check_finite()
+        if self.trainer.world_size > 1:
+            for buffer in self.model.buffers():
+                torch.distributed.broadcast(buffer, 0)
 
     def validation_step(self, batch: Batch, index: int, dataloader_idx: int = 0) -> None:
         """Score a batch of one of the evaluated splits, with kernels merged once for all batches where possible."""
