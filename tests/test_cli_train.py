@@ -3,11 +3,13 @@
 import importlib.util
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -108,9 +110,34 @@ def test_a_sweep_of_two(folder, capsys):
     assert [result["seed"] for result in results] == [1, 2]
 
 
+def test_other_data_is_scored_as_the_models_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw, y = np.random.default_rng(0), np.arange(200) % 2
+    x = (draw.normal(size=(200, 12, 1)) + 2 * y[:, None, None]).astype(np.float32)
+    few = np.r_[np.flatnonzero(y == 1), np.flatnonzero(y == 0)[:20]]  # their mean and deviation are others
+    np.savez("all.npz", x=x, y=y)
+    np.savez("few.npz", x=x[few], y=y[few])
+    np.savez("three.npz", x=x[:150], y=np.arange(150) % 3)
+    np.savez("wide.npz", x=np.repeat(x, 2, 2), y=y)
+    settings = ["depth=1", "d_model=8", "epochs=4", "batch_size=8", "accelerator=cpu", "name=own", "data=./all.npz"]
+    assert main(["train", "task=folder", *settings]) == 0
+    run = "runs/own-seed0"
+    capsys.readouterr()
+    assert main(["evaluate", run, "--device", "cpu", "data=few.npz"]) == 0
+    scores = [float(line.split()[1].rstrip("%")) for line in capsys.readouterr().out.splitlines()]
+    assert min(scores) > 90
+    for data, says in (
+        ("three", "classes of the data: 0, 1, 2; of the model in"),
+        ("wide", "channels of the data: 2;"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["evaluate", run, "--device", "cpu", f"data={data}.npz"])
+        assert says in capsys.readouterr().err
+
+
 def test_two_processes_give_the_curve_of_one(folder):
     def losses(name, *settings):
-        where = [f"out={folder}", f"data_dir={folder / 'data'}", f"name={name}", "sync_stats=true", "pad=max"]
+        where = [f"out={folder}", f"data_dir={folder / 'data'}", f"name={name}", "sync_stats=true"]
         command = [sys.executable, "-m", "mrconv", "train", *SETTINGS, *where, *settings]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
         assert done.returncode == 0, done.stderr[-2000:]
@@ -121,6 +148,27 @@ def test_two_processes_give_the_curve_of_one(folder):
     one = losses("one")
     two = losses("two", "devices=2", "strategy=ddp", "batch_size=5")
     assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_two_processes_stop_together_and_go_on(folder):
+    def start(name):
+        where = [f"out={folder}", f"data_dir={folder / 'data'}", f"name={name}", "devices=2", "strategy=ddp"]
+        command = [sys.executable, "-m", "mrconv", "train", *SETTINGS, *where, "batch_size=5", "epochs=30"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+        return subprocess.Popen(command, **pipes, start_new_session=True)
+
+    stopped = start("stopped")
+    assert stopped.stdout.readline().startswith("epoch ")
+    os.killpg(stopped.pid, signal.SIGTERM)  # a scheduler tells all of them
+    error = stopped.communicate(timeout=100)[1]
+    run = folder / "stopped-seed0"
+    assert stopped.returncode == 143, error
+    assert f"stopped by SIGTERM; the same command goes on from {run / 'last.ckpt'}\n" in error
+    assert not (run / "result.json").exists()
+    for process in (start("stopped"), start("unbroken")):
+        error = process.communicate(timeout=200)[1]
+        assert process.returncode == 0, error
+    assert (run / "metrics.csv").read_text() == (folder / "unbroken-seed0" / "metrics.csv").read_text()
 
 
 def test_a_run_is_interrupted_with_a_checkpoint_and_goes_on(folder):
@@ -146,8 +194,6 @@ def test_an_interrupted_preparation_says_so(tmp_path, capsys, monkeypatch):
 
 
 def environment():
-    import os
-
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -171,6 +217,7 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
         (["train", "experiment=listop-base"], "near it: listops-base"),
         (["train", "--show", "mixer=s4e"], "s4e"),
         (["train", "task=text", "data_dir=/nowhere"], "text: none of aclImdb"),
+        (["train"], "what is to be trained? experiment=NAME"),
         (["train", "task=folder"], "folder"),
         (["train", "task.length=abc"], "task.length must be a number; got 'abc'"),
         (["train", "task=smnist", "task.permuted=1"], "task.permuted must be true or false; got 1"),
@@ -267,6 +314,7 @@ def test_an_error_of_ours_is_shown_whole_and_named_in_a_sweep(tmp_path, capfd, m
     [
         (SafetensorError("No space left on device"), "run-seed0: the model cannot be written: No space left on device"),
         (NotFinite("the loss at step 5 is not finite"), "the loss at step 5 is not finite"),
+        (OSError(28, "No space left on device"), "run-seed0: No space left on device"),
     ],
 )
 def test_what_stops_a_run_is_told_in_one_line(error, message, tmp_path, capsys, monkeypatch):
@@ -274,7 +322,7 @@ def test_what_stops_a_run_is_told_in_one_line(error, message, tmp_path, capsys, 
         raise error
 
     monkeypatch.setattr("mrconv.training.run.train", stops)
-    test_mistakes_are_told_in_one_line(["train"], message, capsys, tmp_path, monkeypatch)
+    test_mistakes_are_told_in_one_line(["train", "task=listops"], message, capsys, tmp_path, monkeypatch)
 
 
 def test_settings_are_read_without_lightning():

@@ -41,6 +41,7 @@ def test_a_saved_model_comes_back_the_same(tmp_path, kind, merged):
     assert loaded.config.merged is merged
     names = {path.name for path in tmp_path.iterdir()}
     assert {"config.json", "model.safetensors"} <= names <= {"config.json", "model.safetensors", "README.md"}
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # whoever can read one can read all
 
 
 def test_config_file_is_flat_and_versioned(tmp_path):

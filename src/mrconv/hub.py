@@ -105,9 +105,11 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
             options.setdefault("repo_id", folder.name)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as stage:
             (Path(stage) / CARD).write_text(card, encoding="utf-8")
+            mode = (Path(stage) / CARD).stat().st_mode
             result = super().save_pretrained(stage, **options)
             kept = (folder / CARD).exists() and MARK not in (folder / CARD).read_text(encoding="utf-8")
             for path in Path(stage).iterdir():
+                path.chmod(mode)  # safetensors' is the owner's alone
                 if path.name != CARD or not kept:
                     os.replace(path, folder / path.name)
         return result

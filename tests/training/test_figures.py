@@ -175,7 +175,7 @@ def test_what_a_run_lacks_is_left_out(tmp_path, capsys):
         d_model=4, l_max=32, depth=1, kernel_size=4, vocab_size=5, n_classes=2, combine="concat", decay=2.0
     )
     model.save_pretrained(tmp_path / "model")
-    assert main(["plot", "run", str(tmp_path), "--out", str(tmp_path / "elsewhere")]) == 0
+    assert main(["plot", str(tmp_path), "--out", str(tmp_path / "elsewhere")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'elsewhere' / 'kernels.png'}\n"
     assert is_png(tmp_path / "elsewhere" / "kernels.png")
 

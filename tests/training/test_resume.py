@@ -1,6 +1,7 @@
 """A run that was stopped goes on as if it had not been; what is broken is named."""
 
 import csv
+import dataclasses
 import math
 import os
 import shutil
@@ -67,7 +68,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(unbroken):
     assert process.wait() == 0
     last = folder / "last.ckpt"
     last.write_bytes(last.read_bytes()[:-2000])
-    with pytest.warns(UserWarning, match=r"last\.ckpt cannot be read and is left alone"):
+    with pytest.warns(UserWarning, match=r"last\.ckpt cannot be read and is not used"):
         assert last_good(folder) == folder / "previous.ckpt"
 
 
@@ -247,7 +248,7 @@ def test_a_damaged_best_checkpoint_is_named_and_the_record_tells_whose_weights_i
     best = tmp_path / "run" / "best.ckpt"
     best.unlink()  # it may be the previous one by another name
     best.write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"best\.ckpt cannot be read and is left alone"):
+    with pytest.warns(UserWarning, match=r"best\.ckpt cannot be read and is not used"):
         assert run.end(tmp_path / "run")["best_epoch"] == 2
 
 
@@ -276,8 +277,68 @@ def test_drafts_of_killed_processes_are_removed_when_a_run_goes_on(tmp_path):
     drafts = [folder / f".last.ckpt-{pid}" for pid in (gone.pid, os.getpid(), os.getppid())]
     for path in (*drafts, folder / ".notes-2024"):
         path.write_text("half")
+    (folder / "model" / ".saving-abc").mkdir(parents=True)
     run.train(listops(data_dir=str(tmp_path / "data"), epochs=1), folder, quiet=True)
-    assert {path.name for path in folder.glob(".*")} == {f".last.ckpt-{os.getppid()}", ".notes-2024"}
+    assert {path.name for path in folder.glob(".*")} == {f".last.ckpt-{os.getppid()}", ".notes-2024", record.LOCK}
+    assert not list((folder / "model").glob(".*"))
+
+
+def test_a_folder_is_worked_in_by_one_process_at_a_time(tmp_path):
+    experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
+    folder.mkdir()
+    with record.alone(folder), pytest.raises(ValueError, match=f"another process is at work in {folder}"):
+        run.train(experiment, folder, quiet=True)
+    assert [path.name for path in folder.iterdir()] == [record.LOCK]
+    run.train(experiment, folder, quiet=True)
+    with record.alone(folder), pytest.raises(ValueError, match="another process is at work"):
+        run.end(folder)
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch):
+    experiment, folder, plain = listops(data_dir=str(tmp_path / "data")), tmp_path / "run", run.prepare
+    monkeypatch.setattr(run, "make_trainer", stopping(run.make_trainer, 6))
+    with pytest.raises(SystemExit):
+        run.train(experiment, folder, quiet=True)
+    grown = dataclasses.replace(plain(experiment), classes=tuple("0123456789x"))
+    monkeypatch.setattr(run, "prepare", lambda *_: grown)
+    for goes_on in (lambda: run.train(experiment, folder, quiet=True), lambda: run.end(folder)):
+        with pytest.raises(ValueError, match=r"last\.ckpt comes from other data: classes were \['0', .* '9', 'x'\]"):
+            goes_on()
+
+
+def test_a_run_is_done_when_its_figures_are(tmp_path, monkeypatch):
+    experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
+    plain, full = run.draw_run, OSError(28, "No space left on device")
+    monkeypatch.setattr(run, "draw_run", lambda *_, **__: raising(full))
+    with pytest.raises(OSError, match="No space"):
+        run.train(experiment, folder, quiet=True)
+    monkeypatch.setattr(run, "draw_run", plain)
+    assert not (folder / "result.json").exists()
+    run.train(experiment, folder, quiet=True)
+    assert {path.name for path in (folder / "figures").iterdir()} >= {"curves.png", "kernels.png"}
+
+
+def test_a_folder_without_a_checkpoint_is_free(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(NotFinite, match="there is no checkpoint"):
+        run.train(listops(data_dir=str(tmp_path / "data"), lr=1e30, epochs=1), folder, quiet=True)
+    run.train(listops(data_dir=str(tmp_path / "data"), epochs=1), folder, quiet=True)
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
+    folder.mkdir()
+    (folder / "result.json").write_text("{partial")
+    with pytest.raises(ValueError, match=r"result\.json is not JSON"):
+        run.train(experiment, folder, quiet=True)
+
+
+def stopping(make_trainer, step):
+    return lambda e, f, callbacks: make_trainer(e, f, [*callbacks, Stop(step)])
+
+
+def raising(error):
+    raise error
 
 
 def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path):

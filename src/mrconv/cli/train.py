@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ def run(given: argparse.Namespace) -> None:
         sweeps = [text for text in given.settings if text.startswith("sweep=")]
         if sweeps and not given.multirun:
             raise CommandError(f"{sweeps[0]} is a sweep: add -m")
+        if not given.settings and not given.show:
+            raise CommandError("what is to be trained? experiment=NAME (--list names them), or task=NAME and settings")
         experiments = compose.composed_all(given.settings) if given.multirun else [compose.composed(given.settings)]
         if given.show:
             _print(experiments)
@@ -96,6 +99,10 @@ def _job(experiment: Any, folder: Path) -> None:
         raise ValueError(str(error)) from error
     except SafetensorError as error:
         raise OSError(f"{folder}: the model cannot be written: {error}") from error
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(f"{folder}: {error.strerror}") from error
     if result:
         tell(result, folder)
 
@@ -103,6 +110,8 @@ def _job(experiment: Any, folder: Path) -> None:
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
     """Have Ctrl-C stop a run as a scheduler does, after a step and with a checkpoint; a second one stops at once."""
+    from pytorch_lightning.utilities import rank_zero_only
+
     from mrconv.training.checkpoints import LAST
 
     asked = False
@@ -122,12 +131,15 @@ def _interruptible(folder: Path) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, ask)
     try:
         yield
-    except (SystemExit, KeyboardInterrupt):
-        if not asked:
-            raise
+    except (SystemExit, KeyboardInterrupt) as stop:
         last = folder / LAST
         where = f"goes on from {last}" if last.exists() else "begins again, as there is no checkpoint yet"
-        raise KeyboardInterrupt(f"stopped; the same command {where}") from None
+        first = getattr(rank_zero_only, "rank", 0) == 0  # of several processes, the one that tells
+        if asked:
+            raise KeyboardInterrupt(f"stopped; the same command {where}") if first else SystemExit(130) from None
+        if stop.args == (143,) and first:
+            print(f"stopped by SIGTERM; the same command {where}", file=sys.stderr)
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
 

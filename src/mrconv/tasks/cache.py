@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import DataError
+
 FORMAT = 1
 META = "meta.json"
 Arrays = dict[str, np.ndarray]
@@ -46,8 +48,12 @@ def cached(folder: Path, build: Callable[[], Built]) -> Path:
     """Return the folder; if it is not there, build what belongs in it and put it there all at once."""
     if (folder / META).exists():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        why = f"{folder.parent} cannot be written to: {error.strerror}"
+        raise DataError(f"prepared data has no place: {why}; give another cache_dir") from error
     try:
         splits, meta = build()
         for split, arrays in splits.items():

@@ -7,6 +7,8 @@ import csv
 import math
 import os
 import random
+import signal
+import threading
 import time
 import warnings
 import zipfile
@@ -21,11 +23,14 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from mrconv.tasks import Prepared
+
+from .data import TaskData
 from .metrics import Score
 from .module import NotFinite
 from .record import whole
 
-ASK_EVERY = 50  # batches between two times that several processes ask each other whether to save
+ASK_EVERY = 50  # batches between two times that several processes ask each other whether to save or to stop
 LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
 
 
@@ -53,13 +58,15 @@ class AtomicIO(CheckpointIO):
 class Checkpoints(Callback):
     """Keeps the last checkpoint, the one before it, the best by the watched score, and a table of all scores."""
 
-    def __init__(self, folder: Path, split: str, metric: Score, minutes: float) -> None:
+    def __init__(self, folder: Path, data: TaskData, metric: Score, minutes: float) -> None:
         self.folder, self.metric, self.every = folder, metric, 60 * minutes
-        self.watched, self.loss = f"{split}/{metric.name}", f"{split}/loss"
+        self.watched, self.loss = f"{data.watched}/{metric.name}", f"{data.watched}/loss"
+        self.data = described(data.data)
         self.history: list[dict[str, float]] = []
         self.best: float | None = None
         self.best_epoch = -1
         self.sound = False  # whether the last checkpoint is one that this run came from or wrote
+        self.asked = False  # to stop, as one of several processes
         self.between = False  # two batches of training: where a run can be stopped and go on
         self.before = 0.0  # seconds of training before this process began
         self.started = self.saved = time.monotonic()
@@ -85,12 +92,19 @@ class Checkpoints(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep this state if the last one was kept long ago; after an epoch's last batch, validation comes first."""
-        self.between = not trainer.is_last_batch
-        if not self.between or not self.every or (trainer.world_size > 1 and batch_idx % ASK_EVERY):
+        """Keep this state if the last one was kept long ago; after an epoch's last batch, validation comes first.
+
+        Several processes ask each other, now and then, so that all do the same at the same step.
+        """
+        self.between, several = not trainer.is_last_batch, trainer.world_size > 1
+        if not self.between or (several and batch_idx % ASK_EVERY):
             return
-        late = time.monotonic() - self.saved > self.every
-        if trainer.strategy.reduce_boolean_decision(late, all=False) if trainer.world_size > 1 else late:
+        late = bool(self.every) and time.monotonic() - self.saved > self.every
+        if several:
+            if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
+                raise SIGTERMException
+            late = trainer.strategy.reduce_boolean_decision(late, all=False)
+        if late:
             self.save(trainer, module)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -102,6 +116,10 @@ class Checkpoints(Callback):
         if isinstance(exception, SIGTERMException) and self.between:
             with contextlib.suppress(NotFinite):
                 self.save(trainer, module)
+
+    def ask(self, *_: Any) -> None:
+        """Take a scheduler's signal to one of several processes: they stop together, soon."""
+        self.asked = True
 
     def save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Write the last checkpoint if weights are finite; what was the last, unless damaged, becomes the previous."""
@@ -121,6 +139,7 @@ class Checkpoints(Callback):
             "history": self.history,
             "seconds": self.seconds,
             "random": _of_all(random_states(), trainer.world_size),
+            "data": self.data,
         }
 
     @property
@@ -140,11 +159,30 @@ class Checkpoints(Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Set the random states of a checkpoint, or begin with other numbers in every process; count the time."""
         self.started = time.monotonic()
+        if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
+            # Lightning's broadcasts where the signal falls, and waits there for ever if the others are elsewhere.
+            signal.signal(signal.SIGTERM, self.ask)
         if len(self.random) == trainer.world_size:
             set_random_states(self.random[trainer.global_rank])
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)
         self.random = []
+
+
+def described(data: Prepared) -> dict[str, Any]:
+    """Return what must be the same of data that a run goes on with."""
+    examples = {name: len(split) for name, split in data.splits.items()}
+    return {"examples": examples, "classes": list(data.classes), "vocabulary": list(data.vocabulary)}
+
+
+def check_data(checkpoint: Path, data: Prepared) -> None:
+    """Refuse to go on with other data than a checkpoint's."""
+    own = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["mrconv"]
+    here = described(data)
+    for name, there in own.get("data", here).items():
+        if there != here[name]:
+            told = f"{name} were {there!s:.200} and are {here[name]!s:.200}"
+            raise ValueError(f"{checkpoint} comes from other data: {told}; give another name or out to train on these")
 
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
@@ -221,5 +259,5 @@ def last_good(folder: Path, names: Sequence[str] = (LAST, PREVIOUS, BEST)) -> Pa
             reason = f"{damaged} in it is damaged" if known else "it is not a checkpoint of mrconv"
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"{path} cannot be read and is left alone: {reason}", stacklevel=2)
+        warnings.warn(f"{path} cannot be read and is not used: {reason}", stacklevel=2)
     return None

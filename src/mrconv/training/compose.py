@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -122,6 +123,8 @@ def _experiment(config: Any) -> Experiment:
     experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
     if experiment.mixer != "conv":  # of ConvNeXt, on pictures
         mixer_class(experiment.mixer)  # or tell that there is none
+    if experiment.data:
+        experiment.data = os.path.normpath(experiment.data)  # DIR/ is DIR
     known = ready(experiment.name)
     if known and known.get("mixer", "mrconv") != experiment.mixer:
         experiment.name += f"-{experiment.mixer}"

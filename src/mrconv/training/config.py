@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,10 +150,15 @@ class Experiment:
             "mixup",
             "cutmix",
         ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}")
-        if not self.name:
-            raise ValueError("name must not be empty: it names the run's folder")
+            if not 0 <= getattr(self, name) < math.inf:
+                problem = "not be negative" if getattr(self, name) < 0 else "be a finite number"
+                raise ValueError(f"{name} must {problem}; got {getattr(self, name)}")
+        if not self.name or ".." in self.name.split("/"):
+            raise ValueError(f"name must be that of a folder in out; got {self.name!r}")
+        if not self.out:
+            raise ValueError("out must not be empty: it is where the run's folder is made")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}")
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {self.rate}")
         if not 0 < self.momentum <= 1:

@@ -33,15 +33,18 @@ BINS_PER_OCTAVE = 24  # of lag, where a kernel has as many taps
 LINEAR = 0.01  # of a kernel's largest value: colours are logarithmic above, linear below
 
 
-def draw_run(folder: Path, out: Path | None = None) -> list[Path]:
-    """Draw all figures that a run has the data for, into its folder `figures` or another; return their paths."""
+def draw_run(folder: Path, out: Path | None = None, result: dict[str, Any] | None = None) -> list[Path]:
+    """Draw all figures that a run has the data for, into its folder `figures` or another; return their paths.
+
+    Where its result is not recorded yet, it can be given.
+    """
     drawn = []
     out = folder / FIGURES if out is None else out
     if not (folder / METRICS).is_file() and not (folder / MODEL).is_dir():
         raise ValueError(f"{folder} is no run: it has neither {METRICS} nor {MODEL}/")
     out.mkdir(parents=True, exist_ok=True)
     if (folder / METRICS).is_file():
-        learning_curves(folder, out / "curves.png")
+        learning_curves(folder, out / "curves.png", result)
         drawn.append(out / "curves.png")
     if (folder / MODEL).is_dir():
         model = saved_model(folder / MODEL)
@@ -82,10 +85,11 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
     return {name: ([*sorted(values)], [values[n] for n in sorted(values)]) for name, values in found.items()}
 
 
-def learning_curves(folder: Path, out: Path) -> None:
+def learning_curves(folder: Path, out: Path, result: dict[str, Any] | None = None) -> None:
     """Draw loss and score per epoch, with the epoch that was kept and the paper's accuracy where known."""
     metrics = read_metrics(folder / METRICS)
-    result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
+    if result is None:
+        result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
     figure = Figure(figsize=(9, 3.6), layout=ConstrainedLayoutEngine(wspace=0.05))
     losses, scores = figure.subplots(1, 2, sharex=True)
     metric = SCORES[result.get("metric") or ("bits" if any(key.endswith("/bits") for key in metrics) else "accuracy")]

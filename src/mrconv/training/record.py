@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import re
 import shlex
+import shutil
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -29,6 +32,7 @@ from ..hub import saved_model as saved_model
 from ..revision import revision
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
+LOCK = ".lock"
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
 
 
@@ -43,8 +47,29 @@ def whole(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Refuse a run folder that another process works in; of several that train together, the first stands for all."""
+    from pytorch_lightning.utilities import rank_zero_only
+
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        yield
+        return
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is at work in {folder}") from None
+        except OSError:  # a file system without locks
+            warnings.warn(f"{folder} cannot be locked: see to it that no other process trains there", stacklevel=3)
+        yield
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove what processes that are gone were writing when they were killed."""
+    for name in (MODEL, MERGED):
+        for path in (folder / name).glob(".saving-*"):
+            shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".*-*"):
         draft = re.fullmatch(r"\..+\.(?:ckpt|csv|json|yaml)-(\d{1,9})", path.name)
         if draft and not _lives(int(draft[1])):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import logging
 import math
 import warnings
@@ -29,7 +28,7 @@ from mrconv.tasks.base import Count, nothing
 from mrconv.tasks.inputs import Inputs
 
 from . import record
-from .checkpoints import BEST, LAST, PREVIOUS, AtomicIO, Checkpoints, last_good, settle
+from .checkpoints import BEST, LAST, PREVIOUS, AtomicIO, Checkpoints, check_data, last_good, settle
 from .config import Experiment
 from .data import EVALUATED, TaskData, make_loader, prepare
 from .figures import draw_run
@@ -54,12 +53,18 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
         return dict(read_result(folder))
     pl.seed_everything(experiment.seed, workers=True, verbose=False)
     data = prepare(experiment, progress)
-    module = TaskData(experiment, data)
-    model = build_model(experiment, data)
+    module, model = TaskData(experiment, data), build_model(experiment, data)
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = last_good(folder)
+    with record.alone(folder):
+        return _train(folder, module, model, quiet)
+
+
+def _train(folder: Path, module: TaskData, model: Model, quiet: bool) -> dict[str, Any]:
+    experiment, data, checkpoint = module.experiment, module.data, last_good(folder)
+    if checkpoint is not None:
+        check_data(checkpoint, data)
     metric = SCORES[data.metric]
-    watch = Checkpoints(folder, module.watched, metric, experiment.checkpoint_minutes)
+    watch = Checkpoints(folder, module, metric, experiment.checkpoint_minutes)
     watch.sound = checkpoint == folder / LAST
     trainer = make_trainer(experiment, folder, [watch] if quiet else [watch, EpochLines(metric)])
     steps = module.steps_per_epoch(trainer.world_size)
@@ -106,7 +111,8 @@ def check_options(experiment: Experiment) -> None:
 
 def check_same(experiment: Experiment, folder: Path) -> None:
     """Refuse a folder that holds the run of another experiment: going on with it would make neither."""
-    if not (folder / record.CONFIG).exists():
+    begun = any((folder / name).exists() for name in (LAST, PREVIOUS, BEST, record.RESULT))
+    if not begun or not (folder / record.CONFIG).exists():
         return
     there, here = dataclasses.asdict(read_run(folder)), dataclasses.asdict(experiment)
     other = [name for name in here if name not in MACHINE and there[name] != here[name]]
@@ -205,8 +211,8 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
         "environment": environment,
         "config": dataclasses.asdict(experiment),
     }
-    record.write_json(folder / record.RESULT, result)
-    draw_run(folder)
+    draw_run(folder, result=result)
+    record.write_json(folder / record.RESULT, result)  # last: with it a run is done
     return result
 
 
@@ -218,11 +224,13 @@ def end(folder: Path) -> dict[str, Any]:
     own = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]
     if not own["history"]:
         raise ValueError(f"{folder}: no epoch has ended yet")
-    settle(folder, checkpoint)
     data = prepare(experiment)
-    watch = Checkpoints(folder, TaskData(experiment, data).watched, SCORES[data.metric], 0)
-    watch.restore(own)
-    return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
+    check_data(checkpoint, data)
+    with record.alone(folder):
+        settle(folder, checkpoint)
+        watch = Checkpoints(folder, TaskData(experiment, data), SCORES[data.metric], 0)
+        watch.restore(own)
+        return finish(experiment, folder, data, watch, len(watch.history) < experiment.epochs)
 
 
 def load_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Model, int]:
@@ -271,4 +279,4 @@ def read_run(folder: Path) -> Experiment:
 
 def read_result(path: Path) -> Mapping[str, Any]:
     """Return a result.json, given it or its folder."""
-    return json.loads((path / record.RESULT if path.is_dir() else path).read_text(encoding="utf-8"))
+    return record.read_json(path / record.RESULT if path.is_dir() else path)
