@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import mrconv
 
@@ -42,8 +41,8 @@ def _nobody_reads() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["plot"] and len(argv) > 1 and argv[1] not in plot.BENCHMARKS and Path(argv[1]).is_dir():
-        argv.insert(1, "run")  # `mrconv plot RUN`
+    if argv[:1] == ["plot"]:
+        argv[1:] = plot.spelled_out(argv[1:])
     parser = Parser(prog="mrconv", description="Reparameterized multi-resolution convolutions for long sequences.")
     parser.add_argument("--version", action="version", version=f"mrconv {mrconv.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from .parser import CommandError
 
+RUN = "run"
 BENCHMARKS = {
     "length": "time against length",
     "compare": "the speed of all mixers beside S4's, and against length",
@@ -29,10 +30,15 @@ def add(commands: Any) -> None:
         recorded.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside FILE.json")
         recorded.set_defaults(run=run_recorded, benchmark=name)
     what = "a run's learning curves, the weights of its resolutions and its merged kernels (on pictures, as maps)"
-    trained = figures.add_parser("run", help=what, description=what[0].upper() + what[1:] + ".")
+    trained = figures.add_parser(RUN, help=what, description=what[0].upper() + what[1:] + ".")
     trained.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     trained.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/figures")
     trained.set_defaults(run=run_run)
+
+
+def spelled_out(words: list[str]) -> list[str]:
+    """Return `run RUN` for what follows `mrconv plot` if that is a folder alone."""
+    return [RUN, *words] if words and words[0] not in (RUN, *BENCHMARKS) and Path(words[0]).is_dir() else words
 
 
 def run_run(given: argparse.Namespace) -> None:

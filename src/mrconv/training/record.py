@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -57,10 +56,12 @@ def alone(folder: Path) -> Iterator[None]:
         return
     with (folder / LOCK).open("a") as file:
         try:
+            import fcntl
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"another process is at work in {folder}") from None
-        except OSError:  # a file system without locks
+        except (ImportError, OSError):  # no such locks on this system, or this file system
             warnings.warn(f"{folder} cannot be locked: see to it that no other process trains there", stacklevel=3)
         yield
 
