@@ -283,7 +283,8 @@ def test_drafts_of_killed_processes_are_removed_when_a_run_goes_on(tmp_path):
     assert not list((folder / "model").glob(".*"))
 
 
-def test_a_folder_is_worked_in_by_one_process_at_a_time(tmp_path):
+def test_a_folder_is_worked_in_by_one_process_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "PATIENCE", 0)
     experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
     folder.mkdir()
     with record.alone(folder), pytest.raises(ValueError, match=f"another process is at work in {folder}"):

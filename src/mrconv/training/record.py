@@ -9,12 +9,13 @@ import re
 import shlex
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -32,6 +33,7 @@ from ..revision import revision
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
 LOCK = ".lock"
+PATIENCE = 10  # seconds: the processes that read data for one that was killed live on for five
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
 
 
@@ -55,15 +57,26 @@ def alone(folder: Path) -> Iterator[None]:
         yield
         return
     with (folder / LOCK).open("a") as file:
+        late = time.monotonic() + PATIENCE
         try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is at work in {folder}") from None
+            while not _locked(file):
+                if time.monotonic() > late:
+                    raise ValueError(f"another process is at work in {folder}")
+                time.sleep(0.2)
         except (ImportError, OSError):  # no such locks on this system, or this file system
             warnings.warn(f"{folder} cannot be locked: see to it that no other process trains there", stacklevel=3)
         yield
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether a file could be locked for this process, which lets it go when it closes the file or ends."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def remove_drafts(folder: Path) -> None:
