@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -310,7 +311,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch):
 def test_a_run_is_done_when_its_figures_are(tmp_path, monkeypatch):
     experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
     plain, full = run.draw_run, OSError(28, "No space left on device")
-    monkeypatch.setattr(run, "draw_run", lambda *_, **__: raising(full))
+    monkeypatch.setattr(run, "draw_run", Mock(side_effect=full))
     with pytest.raises(OSError, match="No space"):
         run.train(experiment, folder, quiet=True)
     monkeypatch.setattr(run, "draw_run", plain)
@@ -336,10 +337,6 @@ def test_a_damaged_result_is_named(tmp_path):
 
 def stopping(make_trainer, step):
     return lambda e, f, callbacks: make_trainer(e, f, [*callbacks, Stop(step)])
-
-
-def raising(error):
-    raise error
 
 
 def test_a_finished_run_started_again_ends_at_once_with_the_same_result(tmp_path):

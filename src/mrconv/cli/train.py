@@ -110,9 +110,8 @@ def _job(experiment: Any, folder: Path) -> None:
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
     """Have Ctrl-C stop a run as a scheduler does, after a step and with a checkpoint; a second one stops at once."""
-    from pytorch_lightning.utilities import rank_zero_only
-
     from mrconv.training.checkpoints import LAST
+    from mrconv.training.record import first_process
 
     asked = False
 
@@ -134,10 +133,10 @@ def _interruptible(folder: Path) -> Iterator[None]:
     except (SystemExit, KeyboardInterrupt) as stop:
         last = folder / LAST
         where = f"goes on from {last}" if last.exists() else "begins again, as there is no checkpoint yet"
-        first = getattr(rank_zero_only, "rank", 0) == 0  # of several processes, the one that tells
         if asked:
-            raise KeyboardInterrupt(f"stopped; the same command {where}") if first else SystemExit(130) from None
-        if stop.args == (143,) and first:
+            told = KeyboardInterrupt(f"stopped; the same command {where}")
+            raise told if first_process() else SystemExit(130) from None
+        if stop.args == (143,) and first_process():
             print(f"stopped by SIGTERM; the same command {where}", file=sys.stderr)
         raise
     finally:

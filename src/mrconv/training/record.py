@@ -48,12 +48,17 @@ def whole(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def first_process() -> bool:
+    """Whether this process is alone or, of several that train together, the one that writes and tells."""
+    from pytorch_lightning.utilities import rank_zero_only
+
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Refuse a run folder that another process works in; of several that train together, the first stands for all."""
-    from pytorch_lightning.utilities import rank_zero_only
-
-    if getattr(rank_zero_only, "rank", 0) != 0:
+    if not first_process():
         yield
         return
     with (folder / LOCK).open("a") as file:
