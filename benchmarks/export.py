@@ -24,11 +24,11 @@ from torch import nn
 from torch.ao.quantization import quantize_dynamic
 
 from mrconv import SequenceClassifier, reparameterize
-from mrconv.bench.report import record, write
+from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, progress, timed
-from mrconv.examples import random_inputs
+from mrconv.example_inputs import random_inputs
 from mrconv.export import FORMATS, export
-from mrconv.export.step import Step
+from mrconv.export.step_model import Step
 
 KINDS: dict[str, dict[str, Any]] = {
     "fourier": {"kernel": "fourier", "kernel_size": 2},

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mrconv import LanguageModel, reparameterize
-from mrconv.bench.report import record, write
+from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, free, progress, timed
 from mrconv.generation import draw
 

@@ -26,13 +26,13 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from mrconv import param_groups
-from mrconv.bench.report import record, write
+from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, timed
 from mrconv.tasks import Batch, Prepared
-from mrconv.training.compose import composed
-from mrconv.training.config import Experiment
-from mrconv.training.graphs import GraphedStep
+from mrconv.training.cuda_graphs import GraphedStep
+from mrconv.training.experiment import Experiment
 from mrconv.training.module import build_model, compile_blocks, logits
+from mrconv.training.presets import composed
 
 EXPERIMENTS = ("listops-base", "text-base", "image-base", "pathfinder-base")
 # tokens there are (0: values), classes, length, training examples

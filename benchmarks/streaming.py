@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from mrconv import MRConv
-from mrconv.bench.report import record, write
+from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, free, progress, timed
 
 KINDS: dict[str, dict[str, Any]] = {

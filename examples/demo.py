@@ -20,7 +20,7 @@ from torch import Tensor
 from mrconv import MRConv, SequenceClassifier
 from mrconv.tasks import Prepared, data_loader
 from mrconv.training import Experiment, train
-from mrconv.training.data import prepare
+from mrconv.training.datamodule import prepare
 from mrconv.training.figures import draw_run
 
 FOLDER = Path("runs/demo")

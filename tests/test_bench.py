@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from mrconv.bench import compare, contestants, plot, shapes, timing, vision
+from mrconv.bench import candidates as contestants
+from mrconv.bench import charts as plot
+from mrconv.bench import image_models as vision
+from mrconv.bench import mixer_comparison as compare
+from mrconv.bench import shapes, timing
 from mrconv.bench.options import PASSES
 from mrconv.cli import main
 from tests.conftest import relative
@@ -156,7 +160,7 @@ def test_plotting_needs_matplotlib(tmp_path, capsys, monkeypatch):
     file.write_text(json.dumps({"benchmark": "length", "rows": [{}]}))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    monkeypatch.delitem(sys.modules, "mrconv.bench.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "mrconv.bench.charts", raising=False)
     with pytest.raises(SystemExit) as stop:
         main(["plot", "length", str(file)])
     assert stop.value.code == 2

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mrconv.cli import main
-from mrconv.tasks import Prepared, Split, show, task_names
+from mrconv.tasks import Prepared, Split, task_names
+from mrconv.tasks import preview as show
 
 SMALL = ["train_size=60", "val_size=10", "test_size=10", "min_length=20", "max_length=90"]
 

@@ -188,7 +188,7 @@ def test_a_run_is_interrupted_with_a_checkpoint_and_goes_on(folder):
 
 
 def test_an_interrupted_preparation_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mrconv.training.run.prepare", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("mrconv.training.loop.prepare", lambda *_: signal.raise_signal(signal.SIGINT))
     assert main(["train", *SETTINGS, f"out={tmp_path}"]) == 130
     assert capsys.readouterr().err == "stopped; the same command begins again, as there is no checkpoint yet\n"
 
@@ -299,7 +299,7 @@ def test_an_error_of_ours_is_shown_whole_and_named_in_a_sweep(tmp_path, capfd, m
     def broken(experiment, folder, progress):
         raise RuntimeError(f"seed {experiment.seed} is unlucky")
 
-    monkeypatch.setattr("mrconv.training.run.train", broken)
+    monkeypatch.setattr("mrconv.training.loop.train", broken)
     with pytest.raises(SystemExit):
         main(["train", "-m", "seed=1,2", f"out={tmp_path}"])
     error = capfd.readouterr().err
@@ -321,7 +321,7 @@ def test_what_stops_a_run_is_told_in_one_line(error, message, tmp_path, capsys, 
     def stops(experiment, folder, progress):
         raise error
 
-    monkeypatch.setattr("mrconv.training.run.train", stops)
+    monkeypatch.setattr("mrconv.training.loop.train", stops)
     test_mistakes_are_told_in_one_line(["train", "task=listops"], message, capsys, tmp_path, monkeypatch)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrconv.kernels import base
+from mrconv.kernels import protocol as base
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,7 +90,7 @@ def test_times_of_steps_on_the_page_are_those_recorded():
 
 
 def test_accuracies_on_the_page_are_those_of_the_papers_tables():
-    from mrconv.training.results import beside_peers
+    from mrconv.training.report import beside_peers
 
     page = (ROOT / "docs/peers.md").read_text().splitlines()
     assert all(line in page for line in beside_peers([]).splitlines())

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from mrconv import LanguageModel, MRConv, MRConvBlock, SequenceClassifier, SequenceRegressor, TwoTowerClassifier
-from mrconv.kernels import base, kernel_class, register_kernel
+from mrconv.kernels import kernel_class, register_kernel
+from mrconv.kernels import protocol as base
 
 CLASSIFIER = {"n_classes": 3, "d_model": 4, "l_max": 16, "depth": 1}
 

@@ -5,7 +5,7 @@ import torch
 
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier
 from mrconv.cli import main
-from mrconv.info import parts
+from mrconv.summary import parts
 
 
 def test_linear_layers_are_counted_as_torch_counts_them():

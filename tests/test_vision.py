@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from mrconv import MRConv, MRConvNeXt, maps, reparameterize
-from mrconv.vision import KERNELS, SIZES, variants
+from mrconv import MRConv, MRConvNeXt, reparameterize
+from mrconv.vision import flattening as maps
+from mrconv.vision.convnext import KERNELS, SIZES, variants
 
 from .conftest import randomise, relative
 

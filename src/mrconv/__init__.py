@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         TwoTowerClassifier,
     )
     from .optim import param_groups
-    from .vision import MRConvNeXt
+    from .vision.convnext import MRConvNeXt
 
 __version__ = "0.1.0"
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._utils.checks import check_choice, check_fraction, check_input, check_lengths, padding_mask
 from .layer import MRConv
 from .norm import SequenceBatchNorm
-from .states import LayerState, MixerState
-from .streaming import Streams, check_settled
-from .validation import check_choice, check_fraction, check_input, check_lengths, padding_mask
+from .streaming.plan import Streams, check_settled
+from .streaming.state import LayerState, MixerState
 
 
 class TiedDropout(nn.Module):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .validation import check_positive_int
+from ._utils.checks import check_positive_int
 
 if TYPE_CHECKING:
     from .model import LanguageModel

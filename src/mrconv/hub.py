@@ -17,7 +17,7 @@ from torch import nn
 
 import mrconv
 
-from .card import MARK, model_card
+from ._utils.model_card import MARK, model_card
 from .config import Config
 from .layer import FORMAT_VERSION, MRConv
 

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import ops
-from .branches import Branches, resolution_lengths
-from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
-from .norm import track
-from .ops import Lags, Taps, compute_dtype
-from .ssm import FourierSSM, SlidingSSM, fourier_ssm, sliding_ssm
-from .states import LayerState
-from .streaming import Streams, check_streams, plan
-from .validation import (
+from ._utils.checks import (
     check_choice,
     check_decay,
     check_input,
@@ -28,6 +21,13 @@ from .validation import (
     known,
     padding_mask,
 )
+from .branches import Branches, resolution_lengths
+from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
+from .norm import track
+from .ops import Lags, Taps, compute_dtype
+from .streaming.plan import Streams, check_streams, plan
+from .streaming.state import LayerState
+from .streaming.state_space import FourierSSM, SlidingSSM, fourier_ssm, sliding_ssm
 
 M = TypeVar("M", bound=nn.Module)
 FORMAT_VERSION = 1
@@ -450,7 +450,7 @@ class MRConv(Streams, IntegerBuffers):
 
 def _refuse_peers(model: nn.Module, rate: float) -> None:
     """Refuse another rate where there are mixers that would not keep it."""
-    from .baselines.base import Mixer
+    from .baselines.long_convolution import Mixer
 
     for name, module in model.named_modules():
         if isinstance(module, Mixer):

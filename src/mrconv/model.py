@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._utils.checks import check_choice, check_lengths, check_positive_int, known, padding_mask
 from .block import MRConvBlock, block_norm_module
 from .config import (
     BackboneConfig,
@@ -21,9 +22,8 @@ from .config import (
 from .generation import generate
 from .hub import Model
 from .ops import compute_dtype
-from .states import BackboneState, PooledState
-from .streaming import Streams, check_settled
-from .validation import check_choice, check_lengths, check_positive_int, known, padding_mask
+from .streaming.plan import Streams, check_settled
+from .streaming.state import BackboneState, PooledState
 
 
 class Backbone(Streams, Model):

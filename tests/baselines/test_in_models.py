@@ -5,8 +5,8 @@ import torch
 
 from mrconv import MRConvBlock, SequenceClassifier, param_groups, reparameterize
 from mrconv.baselines import mixer_names
-from mrconv.training import run
-from mrconv.training.compose import composed
+from mrconv.training import loop as run
+from mrconv.training.presets import composed
 
 from ..training.miniature import data, small
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from mrconv import MRConv, MRConvBlock, SequenceClassifier, param_groups
 from mrconv.baselines import Mixer, freeze, mixer_class, mixer_names, register_mixer
-from mrconv.baselines.base import KeptKernel
+from mrconv.baselines.long_convolution import KeptKernel
 
 from ..conftest import relative
 

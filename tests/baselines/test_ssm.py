@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrconv.baselines import S4, S4D, S5, LiquidS4
-from mrconv.baselines.base import as_complex
+from mrconv.baselines.long_convolution import as_complex
 from mrconv.baselines.s4 import with_conjugates
 from mrconv.baselines.s4d import diagonal_init, hippo_legs, legs_normal_part, vandermonde
 from mrconv.baselines.s5 import linear_scan

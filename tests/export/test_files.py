@@ -18,7 +18,8 @@ from mrconv import (
     TwoTowerClassifier,
 )
 from mrconv.cli import main
-from mrconv.export import FORMATS, ExportFailed, export, forms
+from mrconv.export import FORMATS, ExportFailed, export
+from mrconv.export import plain_ops as forms
 
 from ..conftest import randomise, relative
 

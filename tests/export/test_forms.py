@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mrconv import LanguageModel, MRConv, SequenceClassifier, SequenceLabeller, SequenceRegressor, TwoTowerClassifier
-from mrconv.export import forms
-from mrconv.export.step import Step
+from mrconv.export import plain_ops as forms
+from mrconv.export.step_model import Step
 from mrconv.ops import conv_reference
 
 from ..conftest import randomise, relative

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, reparameterize
-from mrconv.tasks.inputs import Inputs
 from mrconv.tasks.listops import VOCABULARY
-from mrconv.tasks.rows import vocabulary
-from mrconv.training.record import save_model
+from mrconv.tasks.packing import vocabulary
+from mrconv.tasks.preprocessing import Inputs
+from mrconv.training.rundir import save_model
 
 from ..conftest import randomise
 

@@ -15,10 +15,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from mrconv.serve import Served
-from mrconv.serve.sequence import Stream, generate
-from mrconv.serve.streams import Ahead
+from mrconv.serve.session import Stream, generate
+from mrconv.serve.websockets import Ahead
 from mrconv.tasks import DataError
-from mrconv.tasks.inputs import Inputs
+from mrconv.tasks.preprocessing import Inputs
 
 from .conftest import serving
 from .models import INPUTS, build, save

@@ -5,7 +5,7 @@ import torch
 
 from mrconv import LanguageModel, MRConvBlock, SequenceClassifier, reparameterize
 from mrconv.baselines import mixer_names
-from mrconv.states import BackboneState, MixerState
+from mrconv.streaming.state import BackboneState, MixerState
 
 from ..conftest import randomise, relative
 from .helpers import double, streamed

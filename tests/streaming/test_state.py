@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrconv import SequenceClassifier
-from mrconv.states import LayerState, PooledState
+from mrconv.streaming.state import LayerState, PooledState
 
 from ..conftest import randomise, relative
 from .helpers import build, double, streamed

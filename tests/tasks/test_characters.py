@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mrconv.tasks import DataError, MissingData, ResidentLoader, WindowLoader, data_loader, show, task
-from mrconv.tasks.windows import IGNORED
+from mrconv.tasks import DataError, MissingData, ResidentLoader, WindowLoader, data_loader, task
+from mrconv.tasks import preview as show
+from mrconv.tasks.window_loader import IGNORED
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(960)) + "äöü" + "b" * 37  # 1,000 characters
 

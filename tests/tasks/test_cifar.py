@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mrconv.tasks import DataError, MissingData, data_loader, show, task
+from mrconv.tasks import DataError, MissingData, data_loader, task
+from mrconv.tasks import preview as show
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 FILES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]

@@ -8,9 +8,10 @@ import pytest
 import soundfile
 
 from mrconv.tasks import DataError, Prepared, Split, task
-from mrconv.tasks.inputs import FILE, Inputs
-from mrconv.tasks.rows import SPECIAL
-from mrconv.training import record, run
+from mrconv.tasks.packing import SPECIAL
+from mrconv.tasks.preprocessing import FILE, Inputs
+from mrconv.training import loop as run
+from mrconv.training import rundir as record
 from mrconv.training.evaluation import merge
 
 from ..training.miniature import listops

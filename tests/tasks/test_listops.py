@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from mrconv.tasks import DataError, MissingData, task
+from mrconv.tasks.generators.listops_expressions import SYMBOLS as GENERATED
+from mrconv.tasks.generators.listops_expressions import generate, write_tsv
 from mrconv.tasks.listops import SYMBOLS, VOCABULARY
-from mrconv.tasks.listops_generator import SYMBOLS as GENERATED
-from mrconv.tasks.listops_generator import generate, write_tsv
 
 SMALL = {"train_size": 40, "val_size": 6, "test_size": 4, "min_length": 5, "max_length": 60}
 NESTED = "( ( ( ( [MIN 4 ) ( ( ( [SM 7 ) 5 ) ] ) ) 8 ) ] )"

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from mrconv.tasks import listops_generator
-from mrconv.tasks.listops_generator import SYMBOLS, Expressions, as_text, evaluate, generate, write_tsv
+from mrconv.tasks.generators import listops_expressions as listops_generator
+from mrconv.tasks.generators.listops_expressions import SYMBOLS, Expressions, as_text, evaluate, generate, write_tsv
 
 COUNT = 5000
 

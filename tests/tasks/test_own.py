@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mrconv.tasks import DataError, MissingData, task
-from mrconv.tasks.rows import random_parts
+from mrconv.tasks.packing import random_parts
 
 RNG = np.random.default_rng(0)
 

@@ -120,7 +120,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options):
 def test_images_are_generated_if_there_are_no_files(tmp_path, monkeypatch):
     pytest.importorskip("numba")
     from mrconv.tasks import pathfinder
-    from mrconv.tasks.pathfinder_generator import generate
+    from mrconv.tasks.generators.pathfinder_images import generate
 
     calls = []
     data = task("pathfinder", tmp_path, count=30, seed=5).prepare(lambda done, total: calls.append((done, total)))

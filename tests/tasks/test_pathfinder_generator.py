@@ -13,8 +13,8 @@ pytest.importorskip("PIL")
 
 from PIL import Image, ImageDraw
 
-from mrconv.tasks.pathfinder_dashes import DEGREES, tables
-from mrconv.tasks.pathfinder_generator import Options, generate, options_for
+from mrconv.tasks.generators.pathfinder_geometry import DEGREES, tables
+from mrconv.tasks.generators.pathfinder_images import Options, generate, options_for
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mrconv.tasks import DataError, MissingData, task
-from mrconv.tasks.audio import read_audio
+from mrconv.tasks.audio_files import read_audio
 
 soundfile = pytest.importorskip("soundfile")
 RELEASE = "speech_commands_v0.02"

@@ -11,10 +11,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from mrconv.tasks import ResidentLoader
-from mrconv.training import run
-from mrconv.training.data import TaskData
-from mrconv.training.metrics import SCORES
+from mrconv.training import loop as run
+from mrconv.training.datamodule import TaskData
 from mrconv.training.module import Training, build_model, compile_blocks, cross_entropy, logits, worth_compiling
+from mrconv.training.scores import SCORES
 
 from .miniature import data, listops, small
 

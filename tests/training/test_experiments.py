@@ -9,11 +9,12 @@ import pytest
 import yaml
 from torch import nn
 
-from mrconv.training import paper, run
-from mrconv.training.compose import composed, experiment_names
-from mrconv.training.config import Experiment
+from mrconv.training import loop as run
+from mrconv.training import paper_numbers as paper
 from mrconv.training.evaluation import evaluate, merge
+from mrconv.training.experiment import Experiment
 from mrconv.training.module import Training, build_model
+from mrconv.training.presets import composed, experiment_names
 
 from .miniature import data, small
 

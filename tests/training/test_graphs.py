@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mrconv.tasks import ResidentLoader
-from mrconv.training import run
-from mrconv.training.graphs import GraphedStep
+from mrconv.training import loop as run
+from mrconv.training.cuda_graphs import GraphedStep
 from mrconv.training.module import build_model, logits
 
 from .miniature import data, listops, small

@@ -10,12 +10,14 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from mrconv import LanguageModel
 from mrconv.cli import main
-from mrconv.tasks.windows import IGNORED
-from mrconv.training import Experiment, results, run
+from mrconv.tasks.window_loader import IGNORED
+from mrconv.training import Experiment
+from mrconv.training import loop as run
+from mrconv.training import report as results
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.figures import learning_curves
-from mrconv.training.metrics import SCORES
 from mrconv.training.module import Scores, Training, build_model, cross_entropy
+from mrconv.training.scores import SCORES
 
 from .miniature import data, listops
 

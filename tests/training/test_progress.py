@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 
 from mrconv.training import progress
-from mrconv.training.metrics import SCORES
+from mrconv.training.scores import SCORES
 
 
 def test_time_left_goes_by_the_steps_since_a_run_went_on_and_examples_by_training_alone(monkeypatch, capsys):

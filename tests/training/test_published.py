@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mrconv.hub import MODEL, model_folder, saved_model
-from mrconv.training import results
-from mrconv.training.run import read_run
+from mrconv.training import report as results
+from mrconv.training.loop import read_run
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted((ROOT / "results").glob("*/result.json"))

@@ -6,11 +6,13 @@ import math
 import pytest
 import torch
 
-from mrconv.training import evaluation, record, run
-from mrconv.training.data import TaskData
-from mrconv.training.metrics import SCORES
+from mrconv.training import evaluation
+from mrconv.training import loop as run
+from mrconv.training import rundir as record
+from mrconv.training.datamodule import TaskData
 from mrconv.training.module import Scores, Training, build_model, logits
 from mrconv.training.schedule import cosine_factor
+from mrconv.training.scores import SCORES
 
 from .miniature import data, listops, small
 

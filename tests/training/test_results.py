@@ -6,8 +6,9 @@ import pytest
 
 from mrconv.cli import results as command
 from mrconv.cli.parser import CommandError, Parser
-from mrconv.training import paper, results
-from mrconv.training.compose import composed
+from mrconv.training import paper_numbers as paper
+from mrconv.training import report as results
+from mrconv.training.presets import composed
 
 
 def result(name="listops-base", seed=0, test=0.62, **other):

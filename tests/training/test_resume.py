@@ -18,10 +18,12 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from mrconv.training import checkpoints, record, run
+from mrconv.training import checkpoints
+from mrconv.training import loop as run
+from mrconv.training import rundir as record
 from mrconv.training.checkpoints import AtomicIO, last_good
-from mrconv.training.metrics import SCORES
 from mrconv.training.module import NotFinite, Training
+from mrconv.training.scores import SCORES
 
 from .miniature import listops
 

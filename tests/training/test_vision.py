@@ -15,10 +15,13 @@ from mrconv.tasks import Batch, Prepared, Split, data_loader
 from mrconv.tasks.loaders import ResidentLoader
 from mrconv.tasks.randaugment import NAMES as OPERATIONS
 from mrconv.tasks.randaugment import apply, rand_augment
-from mrconv.training import Experiment, augment, paper, run
-from mrconv.training.compose import composed, experiment_names
+from mrconv.training import Experiment
+from mrconv.training import image_augmentation as augment
+from mrconv.training import loop as run
+from mrconv.training import paper_numbers as paper
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.module import build_model
+from mrconv.training.presets import composed, experiment_names
 
 from ..conftest import relative
 

@@ -16,8 +16,8 @@ from timm.utils import ModelEmaV3, accuracy, reparameterize_model  # noqa: E402
 
 import mrconv.vision  # noqa: E402
 from mrconv import MRConv  # noqa: E402
+from mrconv.bench import image_models as bench  # noqa: E402
 from mrconv.bench import shapes  # noqa: E402
-from mrconv.bench import vision as bench  # noqa: E402
 
 from ..conftest import randomise, relative  # noqa: E402
 

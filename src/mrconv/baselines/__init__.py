@@ -5,9 +5,9 @@
 """
 
 from ..layer import MRConv
-from .base import LongConvolution, Mixer, freeze, make_mixer, mixer_class, mixer_names, register_mixer
 from .implicit import CKConv, HyenaFilter
 from .liquid_s4 import LiquidS4
+from .long_convolution import LongConvolution, Mixer, freeze, make_mixer, mixer_class, mixer_names, register_mixer
 from .longconv import LongConv
 from .mamba import Mamba
 from .mega import Mega, MegaChunk

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..validation import check_positive_int
-from .base import LongConvolution, parameter, register_mixer, wide
+from .._utils.checks import check_positive_int
+from .long_convolution import LongConvolution, parameter, register_mixer, wide
 
 
 class ImplicitConvolution(LongConvolution):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._utils.checks import check_positive_int
 from ..ops import compute_dtype
-from ..states import MixerState
-from ..validation import check_positive_int
-from .base import as_complex, register_mixer
+from ..streaming.state import MixerState
+from .long_convolution import as_complex, register_mixer
 from .s4 import S4, inner
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..validation import check_choice, check_count, check_fraction
-from .base import LongConvolution, normal, parameter, register_mixer, wide
+from .._utils.checks import check_choice, check_count, check_fraction
+from .long_convolution import LongConvolution, normal, parameter, register_mixer, wide
 
 
 @register_mixer("longconv")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..states import MixerState
-from ..validation import check_positive_int
-from .base import register_mixer, wide
+from .._utils.checks import check_positive_int
+from ..streaming.state import MixerState
+from .long_convolution import register_mixer, wide
 from .transformer import ProjectedMixer
 
 

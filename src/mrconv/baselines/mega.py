@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..states import Cache, MixerState
-from ..validation import check_choice, check_positive_int
-from .base import KeptKernel, register_mixer, wide
+from .._utils.checks import check_choice, check_positive_int
+from ..streaming.state import Cache, MixerState
+from .long_convolution import KeptKernel, register_mixer, wide
 from .transformer import ProjectedMixer, key_mask
 
 

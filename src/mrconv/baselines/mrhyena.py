@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .._utils.checks import check_positive_int, padding_mask
 from ..layer import MRConv
-from ..states import MixerState
-from ..validation import check_positive_int, padding_mask
-from .base import register_mixer
+from ..streaming.state import MixerState
+from .long_convolution import register_mixer
 from .mamba import short_conv
 from .mega import GatedAttention
 from .transformer import ProjectedMixer

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
-from ..validation import check_choice, check_positive_int
-from .base import KeptKernel, Mixer, parameter, register_mixer, wide
+from .._utils.checks import check_choice, check_positive_int
+from .long_convolution import KeptKernel, Mixer, parameter, register_mixer, wide
 
 
 @register_mixer("multiresconv")

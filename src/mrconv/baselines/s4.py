@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import as_complex, parameter, register_mixer
+from .long_convolution import as_complex, parameter, register_mixer
 from .s4d import S4D, legs_normal_part
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..states import MixerState
-from ..validation import check_choice, check_positive_int
-from .base import LongConvolution, as_complex, normal, parameter, register_mixer, wide
+from .._utils.checks import check_choice, check_positive_int
+from ..streaming.state import MixerState
+from .long_convolution import LongConvolution, as_complex, normal, parameter, register_mixer, wide
 
 
 @register_mixer("s4d")

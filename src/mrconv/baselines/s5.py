@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._utils.checks import check_choice, check_positive_int
 from ..ops import compute_dtype
-from ..states import MixerState
-from ..validation import check_choice, check_positive_int
-from .base import Mixer, as_complex, normal, parameter, register_mixer, wide
+from ..streaming.state import MixerState
+from .long_convolution import Mixer, as_complex, normal, parameter, register_mixer, wide
 from .s4d import check_even, discretize, legs_normal_part, log_uniform
 
 

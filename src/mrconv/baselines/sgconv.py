@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .._utils.checks import check_count, check_positive_int, positive_pair
 from ..kernels import resampled
-from ..validation import check_count, check_positive_int, positive_pair
-from .base import LongConvolution, normal, parameter, register_mixer, wide
+from .long_convolution import LongConvolution, normal, parameter, register_mixer, wide
 
 
 @register_mixer("sgconv")

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .._utils.checks import check_choice, check_input, check_lengths, check_positive_int, padding_mask
 from ..ops import compute_dtype
-from ..states import Cache, MixerState
-from ..validation import check_choice, check_input, check_lengths, check_positive_int, padding_mask
-from .base import Mixer, register_mixer
+from ..streaming.state import Cache, MixerState
+from .long_convolution import Mixer, register_mixer
 
 
 class ProjectedMixer(Mixer):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .contestants import Run
+from .candidates import Run
 
 Result = dict[str, Any]
 """One contestant: ms, graph_ms (and compile_ms), MiB, each a number or None, and a word on each failure."""

@@ -41,6 +41,15 @@ BENCHMARKS: dict[str, tuple[str, list[Any], str]] = {
 }
 
 
+MODULES = {
+    "layer": "single_layer",
+    "model": "block_stacks",
+    "compare": "mixer_comparison",
+    "length": "length_sweep",
+    "vision": "image_models",
+}
+
+
 def add(commands: Any) -> None:
     """Add the parser."""
     about = "measure times and peak memory on this machine"
@@ -91,7 +100,7 @@ def run(given: argparse.Namespace) -> None:
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options = Options(device=device, **{name: getattr(given, name) for name in fields})
     try:
-        importlib.import_module(f"mrconv.bench.{given.benchmark}").run(options)
+        importlib.import_module(f"mrconv.bench.{MODULES[given.benchmark]}").run(options)
     except ValueError as error:
         if given.mixers is None:
             raise

@@ -39,8 +39,8 @@ def evaluate(given: argparse.Namespace) -> None:
     with told():
         from mrconv.tasks import task_class
         from mrconv.training import evaluation
-        from mrconv.training.metrics import SCORES
-        from mrconv.training.run import read_run
+        from mrconv.training.loop import read_run
+        from mrconv.training.scores import SCORES
 
         found = evaluation.evaluate(
             given.folder, given.settings, merged=not given.branches, device=device(given.device)
@@ -55,7 +55,7 @@ def finish(given: argparse.Namespace) -> None:
     from .train import tell
 
     with told():
-        from mrconv.training.run import end
+        from mrconv.training.loop import end
 
         tell(end(given.folder), given.folder)
 

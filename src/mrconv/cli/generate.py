@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> None:
     """Print the prompt and what follows, then on standard error how fast that was."""
     try:
-        from mrconv.training import record
+        from mrconv.training import rundir as record
     except ImportError as error:
         raise CommandError(f"`mrconv generate` needs {error.name}: pip install 'mrconv[train]'") from None
     import torch

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Find the model, count, print."""
-    from mrconv.info import parts, table
+    from mrconv.summary import parts, table
 
     model = find(given.model)
     print(f"{given.model}: {type(model).__name__}\n")
@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> None:
 def find(name: str) -> Any:
     """Return the model of a name or a folder."""
     from mrconv.hub import MODEL, model_folder, saved_model
-    from mrconv.vision import MRConvNeXt, variants
+    from mrconv.vision.convnext import MRConvNeXt, variants
 
     if name in variants():
         return MRConvNeXt.named(name, device="meta")

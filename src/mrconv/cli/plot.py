@@ -76,7 +76,7 @@ def run_recorded(given: argparse.Namespace) -> None:
             raise CommandError(f"{given.file} has no times of S4 in training or inference to compare with")
     out = given.out or given.file.with_suffix(".png")
     try:
-        plot = importlib.import_module("mrconv.bench.plot")
+        plot = importlib.import_module("mrconv.bench.charts")
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise

@@ -30,7 +30,7 @@ def run(given: argparse.Namespace) -> None:
     if not folders:
         raise CommandError(f"there is no {' or '.join(DEFAULT)} folder here: name the folders of the runs")
     try:
-        from mrconv.training import results
+        from mrconv.training import report as results
     except ImportError as error:
         raise CommandError(f"`mrconv results` needs {error.name}: pip install 'mrconv[train]'") from None
     try:

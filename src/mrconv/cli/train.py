@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> None:
     """Check the settings, then train."""
     try:
-        from mrconv.training import compose
+        from mrconv.training import presets as compose
     except ImportError as error:
         raise CommandError(f"training needs {error.name}: pip install 'mrconv[train]'") from None
     if given.list:
@@ -87,9 +87,9 @@ def _job(experiment: Any, folder: Path) -> None:
     """Train one."""
     from safetensors import SafetensorError
 
+    from mrconv.training.loop import train
     from mrconv.training.module import NotFinite
     from mrconv.training.progress import preparing
-    from mrconv.training.run import train
 
     _check_backend(experiment)
     try:
@@ -111,7 +111,7 @@ def _job(experiment: Any, folder: Path) -> None:
 def _interruptible(folder: Path) -> Iterator[None]:
     """Have Ctrl-C stop a run as a scheduler does, after a step and with a checkpoint; a second one stops at once."""
     from mrconv.training.checkpoints import LAST
-    from mrconv.training.record import first_process
+    from mrconv.training.rundir import first_process
 
     asked = False
 
@@ -156,8 +156,8 @@ def _check_backend(experiment: Any) -> None:
 
 def tell(result: dict[str, Any], folder: Path) -> None:
     """Print a run's result."""
-    from mrconv.training import paper
-    from mrconv.training.metrics import SCORES
+    from mrconv.training import paper_numbers as paper
+    from mrconv.training.scores import SCORES
 
     metric = SCORES[result.get("metric", "accuracy")]
     split = "test" if "test" in result[metric.name] else "val"

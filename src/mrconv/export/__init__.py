@@ -18,14 +18,14 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from .._utils.checks import check_choice, check_positive_int
 from ..hub import Model
 from ..kernels import resampled
 from ..layer import reparameterize
-from ..validation import check_choice, check_positive_int
-from ..vision import MRConvNeXt
+from ..vision.convnext import MRConvNeXt
 from .formats import FORMATS, Runner
-from .forms import decompositions
-from .subjects import Pictures, Sequences, Steps, Subject
+from .plain_ops import decompositions
+from .targets import Pictures, Sequences, Steps, Subject
 
 __all__ = ["FORMATS", "LIMITS", "ExportFailed", "Exported", "export"]
 

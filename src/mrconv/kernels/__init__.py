@@ -1,10 +1,10 @@
 """Kernel parameterisations, all behind one protocol (`Kernel`): parameters -> a kernel per resolution."""
 
-from .base import IntegerBuffers, Kernel, kernel_class, kernel_names, register_kernel, resampled
 from .dense import DenseKernel
 from .dilated import DilatedKernel
 from .fourier import FourierKernel
-from .rescaled import FourierSparseKernel
+from .fourier_sparse import FourierSparseKernel
+from .protocol import IntegerBuffers, Kernel, kernel_class, kernel_names, register_kernel, resampled
 from .sparse import SparseKernel
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Kernel, register_kernel
+from .protocol import Kernel, register_kernel
 
 
 @register_kernel("dense")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..ops import compute_dtype, synthesize
 from ..ops.constants import integers_on
-from .base import Kernel, register_kernel, resampled
+from .protocol import Kernel, register_kernel, resampled
 
 
 @register_kernel("fourier")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import register_kernel
 from .dilated import DilatedKernel
+from .protocol import register_kernel
 
 
 @register_kernel("sparse")

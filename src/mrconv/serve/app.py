@@ -21,9 +21,9 @@ from starlette.requests import ClientDisconnect
 from mrconv.tasks import DataError
 
 from .batching import Batcher, Busy
-from .metrics import GONE, Measured, Metrics
-from .model import Rows, Served, WrongKind
-from .streams import Streams
+from .predictor import Rows, Served, WrongKind
+from .prometheus import GONE, Measured, Metrics
+from .websockets import Streams
 
 ROUTES = frozenset(("/", "/predict", "/model", "/health", "/metrics"))
 POLICY = (

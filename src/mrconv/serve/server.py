@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .app import Options, create_app
-from .model import Served
-from .streams import Streams
+from .predictor import Served
+from .websockets import Streams
 
 HEAD = 2**16  # bytes of the head of a request, about
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ..registry import Registry
+from .._utils.registry import Registry
 from .cache import Arrays, Built, cached, fingerprint, key, load
 from .download import Progress, Remote, download
 from .errors import DataError, MissingData
@@ -125,7 +125,7 @@ class Task(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     metric: ClassVar[str] = "accuracy"
-    """What its models are scored by: one of `mrconv.training.metrics`."""
+    """What its models are scored by: one of `mrconv.training.scores`."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     layout: ClassVar[str] = ""
     """Where the files are looked for, and where they are to be had: the rest of the message when they are not there."""

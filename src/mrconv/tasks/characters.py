@@ -14,7 +14,7 @@ from .base import Count, Task, register_task
 from .cache import Arrays, Built
 from .download import Remote
 from .errors import DataError, MissingData
-from .rows import UNKNOWN
+from .packing import UNKNOWN
 
 SHAKESPEARE = "tinyshakespeare"
 SUFFIXES = (".txt", ".txt.xz")

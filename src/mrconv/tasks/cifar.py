@@ -18,7 +18,7 @@ from .base import Count, Task, register_task
 from .cache import Arrays, Built
 from .download import Remote
 from .errors import DataError
-from .rows import random_parts
+from .packing import random_parts
 
 SIDE = 32
 PIXELS = SIDE**2

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from .base import Count, Prepared, Task, register_task
 from .cache import Arrays, Built, key
 from .errors import DataError, MissingData
-from .images import read_image
+from .image_files import read_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from mrconv.validation import check_choice, check_positive_int
+from mrconv._utils.checks import check_choice, check_positive_int
 
 from .base import Count, Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError, MissingData
-from .lines import lines
-from .rows import END, SPECIAL, packed
+from .packing import END, SPECIAL, packed
+from .text_lines import lines
 
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 VOCABULARY = (*SPECIAL, *SYMBOLS)
@@ -133,7 +133,7 @@ class ListOps(Task):
 
     def _generate(self, progress: Count) -> Built:
         try:
-            from .listops_generator import generate
+            from .generators.listops_expressions import generate
         except ImportError as error:
             raise DataError(f"generating ListOps needs {error.name}: pip install 'mrconv[data]'") from error
         sizes = [self.train_size, self.val_size, self.test_size]

@@ -14,8 +14,8 @@ import numpy as np
 from .base import Count, Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError, MissingData
-from .images import read_image
-from .rows import random_parts
+from .image_files import read_image
+from .packing import random_parts
 
 HARD = "curv_contour_length_14"  # of the three kinds in the release, the one that is reported
 SPLIT_SEED = 42
@@ -99,7 +99,7 @@ class Pathfinder(Task):
 
     def _generated(self, progress: Count) -> Iterator[Image]:
         try:
-            from .pathfinder_generator import generate, options_for
+            from .generators.pathfinder_images import generate, options_for
         except ImportError as error:
             raise DataError(f"to draw images, more is needed ({error}): pip install 'mrconv[data]'") from error
 

@@ -18,8 +18,8 @@ import numpy as np
 from .base import Count, Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError
-from .lines import lines
-from .rows import Characters, vocabulary
+from .packing import Characters, vocabulary
+from .text_lines import lines
 
 FILES = {"train": "train", "val": "eval", "test": "test"}
 FOLDERS = ("", "tsv_data/", "lra_release/tsv_data/", "lra_release/lra_release/tsv_data/")

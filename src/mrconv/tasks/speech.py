@@ -10,12 +10,12 @@ from typing import ClassVar
 import numpy as np
 
 from .archives import members
-from .audio import read_audio
+from .audio_files import read_audio
 from .base import Count, Task, register_task
 from .cache import Arrays, Built
 from .download import Remote
 from .errors import DataError, MissingData
-from .rows import random_parts
+from .packing import random_parts
 
 RATE = LENGTH = 16_000
 TEN = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")

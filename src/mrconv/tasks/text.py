@@ -15,8 +15,8 @@ from .base import Count, Task, register_task
 from .cache import Built
 from .download import Remote
 from .errors import DataError, MissingData
-from .lines import json_rows
-from .rows import Characters, packed, vocabulary
+from .packing import Characters, packed, vocabulary
+from .text_lines import json_rows
 
 FOLDER, ARCHIVE = "aclImdb", "aclImdb_v1.tar.gz"
 SPLITS = ("train", "test")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .config import Experiment
+from .experiment import Experiment
 
 __all__ = ["Experiment", "train"]
 
@@ -10,7 +10,7 @@ __all__ = ["Experiment", "train"]
 def __getattr__(name: str) -> Any:
     """Import Lightning only for what needs it."""
     if name == "train":
-        from .run import train
+        from .loop import train
 
         return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,10 +25,10 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from mrconv.tasks import Prepared
 
-from .data import TaskData
-from .metrics import Score
+from .datamodule import TaskData
 from .module import NotFinite
-from .record import whole
+from .rundir import whole
+from .scores import Score
 
 ASK_EVERY = 50  # batches between two times that several processes ask each other whether to save or to stop
 LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from mrconv import MRConv, MRConvNeXt, reparameterize
-from mrconv.baselines.base import Mixer
-from mrconv.examples import random_inputs
+from mrconv.baselines.long_convolution import Mixer
+from mrconv.example_inputs import random_inputs
 from mrconv.hub import Model
 from mrconv.kernels import resampled
 from mrconv.tasks import Prepared
-from mrconv.tasks.inputs import Inputs
+from mrconv.tasks.preprocessing import Inputs
 
-from .compose import composed, spelled_out
-from .config import Experiment
-from .data import prepare
-from .metrics import SCORES
-from .record import MERGED, MODEL, save_model, saved_inputs, saved_model
-from .run import check_options, read_run, score
+from .datamodule import prepare
+from .experiment import Experiment
+from .loop import check_options, read_run, score
+from .presets import composed, spelled_out
+from .rundir import MERGED, MODEL, save_model, saved_inputs, saved_model
+from .scores import SCORES
 
 CHANGEABLE = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"

@@ -17,12 +17,12 @@ from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from mrconv import MRConv, MRConvNeXt
-from mrconv.bench.plot import COLOURS
+from mrconv.bench.charts import COLOURS
 
 from .kernel_maps import kernel_maps
-from .metrics import SCORES
-from .paper import published
-from .record import read_json, saved_model
+from .paper_numbers import published
+from .rundir import read_json, saved_model
+from .scores import SCORES
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from mrconv import MRConv, MRConvNeXt
-from mrconv.maps import FlatMixer, shifts
+from mrconv.vision.flattening import FlatMixer, shifts
 
 CHANNELS = 8  # drawn of each stage
 

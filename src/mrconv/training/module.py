@@ -18,14 +18,14 @@ from mrconv import LanguageModel, MRConv, SequenceClassifier, TwoTowerClassifier
 from mrconv.block import MRConvBlock
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
-from mrconv.tasks.windows import IGNORED
-from mrconv.vision import ConvNeXtBlock
+from mrconv.tasks.window_loader import IGNORED
+from mrconv.vision.convnext import ConvNeXtBlock
 
-from .config import Experiment
-from .graphs import GraphedStep
-from .metrics import Score
+from .cuda_graphs import GraphedStep
+from .experiment import Experiment
+from .image_model import build_vision
 from .schedule import cosine_with_warmup
-from .vision import build_vision
+from .scores import Score
 
 CHECK_EVERY = 100  # steps between looks at losses and weights, each of which waits for the device
 MOST_SHAPES = 64  # of batches that blocks are compiled for; torch's own limit of 8 is fewer than paddings may make

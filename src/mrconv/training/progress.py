@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import Callback
 
 from mrconv.tasks.base import Count
 
-from .metrics import Score
+from .scores import Score
 
 
 class LiveLine:

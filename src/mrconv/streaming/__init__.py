@@ -1,0 +1,1 @@
+"""Exact streaming inference: state, algorithms and the state-space form of Fourier kernels."""

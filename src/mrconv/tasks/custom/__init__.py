@@ -1,0 +1,1 @@
+"""Custom data: arrays, tables, texts, recordings and images from local files."""

@@ -1,0 +1,1 @@
+"""Generators for the synthetic tasks of Long Range Arena."""

@@ -1,0 +1,162 @@
+"""The Lightning data module: a task's splits through the loader that suits the machine."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
+from mrconv.tasks.base import Count, nothing
+from mrconv.tasks.loaders import Plan
+from mrconv.tasks.randaugment import rand_augment
+
+from .experiment import Experiment
+from .image_augmentation import augment
+
+ROOM = 0.25  # of a GPU's memory that a resident training split may take
+PICTURES = ("depths", "dims", "kernel_sizes", "drop_path", "randaugment", "crop", "flip", "erasing", "mixup", "cutmix")
+EVALUATED = 4  # times the rows of a training batch go through a model that keeps nothing for a backward pass
+
+
+def make_task(experiment: Experiment) -> Task:
+    """Return the experiment's task."""
+    e = experiment
+    options: dict[str, Any] = dict(e.task_options)
+    if e.data:
+        options["path"] = e.data
+    if e.cache_dir:
+        options["cache_dir"] = Path(e.cache_dir)
+    return task(e.task, e.data_dir, **options)
+
+
+def prepare(experiment: Experiment, progress: Count = nothing) -> Prepared:
+    """Return the experiment's data, at its rate."""
+    data = make_task(experiment).prepare(progress)
+    return data if experiment.rate == 1 else data.decimated(experiment.rate)
+
+
+def make_loader(
+    data: Prepared,
+    split: str,
+    batch_size: int,
+    device: torch.device | None,
+    workers: int = 0,
+    limit: int = 0,
+    **options: Any,
+) -> BatchLoader:
+    """Return a loader that holds the split on a device, or reads it from disk if that is None; a text is held.
+
+    With a limit, it has so many batches of those to evaluate.
+    """
+    loader: BatchLoader
+    if data.encoder == "text":
+        loader = WindowLoader(data, split, batch_size, device=device or "cpu", **options)
+    elif device is not None:
+        loader = ResidentLoader(data, split, batch_size, device=device, **options)
+    else:
+        loader = data_loader(data, split, batch_size, workers=workers, **options)
+    if limit:
+        loader.plan = Spread(limit, loader.plan)
+    return loader
+
+
+class Spread(Plan):
+    """Some of a plan's batches, from the first to the last: where rows go by length or class, of all of these."""
+
+    def __init__(self, limit: int, plan: Plan) -> None:
+        super().__init__(plan.rows, plan.batch_size, plan.train, plan.seed, plan.rank, plan.world, plan.lengths)
+        self.limit = limit
+
+    def __len__(self) -> int:
+        return min(self.limit, super().__len__())
+
+    def joint(self, epoch: int) -> list[np.ndarray]:
+        """Return the row numbers of these batches, each from the middle of its share of all."""
+        every = super().joint(epoch)
+        return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))]
+
+
+class TaskData(pl.LightningDataModule):
+    """Loaders for training, validation and test; without a validation split, test is what is watched."""
+
+    def __init__(self, experiment: Experiment, data: Prepared) -> None:
+        super().__init__()
+        self.experiment, self.data = experiment, data
+        if "train" not in data.splits or not {"val", "test"} & set(data.splits):
+            raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
+        given = [name for name in PICTURES if getattr(experiment, name)]
+        if given and data.encoder != "image":
+            raise ValueError(f"{', '.join(given)} cannot be used: {data.name} is no task of pictures")
+        if experiment.randaugment and not data.facts.get("files"):
+            raise ValueError(f"randaugment is for pictures in files; those of {data.name} are arrays")
+        self.watched = "val" if "val" in data.splits else "test"
+        self.evaluated = [name for name in ("val", "test") if name in data.splits]
+        self.shapes = self._shapes()  # that training batches have, at most
+        self.loaders: dict[str, BatchLoader] = {}
+
+    def _shapes(self) -> float:
+        if self.data.splits["train"].offsets is None or self.experiment.pad == "max":
+            return 1
+        return math.inf if self.experiment.pad == "batch" else math.ceil(self.data.length / self.experiment.pad)
+
+    def steps_per_epoch(self, world: int) -> int:
+        """Return how many batches of training an epoch has."""
+        n = self.data.rows("train", True) // (self.experiment.batch_size * world)
+        return min(n, self.experiment.limit_train or n)
+
+    def loader(self, split: str, train: bool, device: torch.device, rank: int = 0, world: int = 1) -> BatchLoader:
+        """Return a loader, the same one every time."""
+        e, key = self.experiment, f"{split}, {train}"
+        if key not in self.loaders:
+            options: dict[str, Any] = {"seed": e.seed, "rank": rank, "world": world, "pad": e.pad, "train": train}
+            resident = e.loader == "resident" or (e.loader == "auto" and self._fits(split, device))
+            if not resident and self.data.encoder != "text":
+                options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
+                if e.randaugment and train:
+                    options["change"] = functools.partial(rand_augment, magnitude=e.randaugment)
+            size, limit = (e.batch_size, 0) if train else (EVALUATED * e.batch_size, e.limit_eval)
+            place, bucket = device if resident else None, e.bucket or not train
+            self.loaders[key] = make_loader(self.data, split, size, place, limit=limit, bucket=bucket, **options)
+        return self.loaders[key]
+
+    def _fits(self, split: str, device: torch.device) -> bool:
+        if device.type != "cuda":
+            return False
+        rows = self.data.splits[split]
+        if rows.x.dtype.kind == "S":  # names of files
+            return False
+        size = rows.x.nbytes if rows.offsets is None else len(rows) * int(rows.lengths.max()) * rows.x.itemsize
+        return size < ROOM * torch.cuda.get_device_properties(device).total_memory
+
+    def _own(self, split: str, train: bool) -> BatchLoader:
+        trainer = self.trainer
+        assert trainer is not None
+        device = trainer.strategy.root_device
+        return self.loader(split, train, device, trainer.global_rank, trainer.world_size)
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the loader, at the beginning of this epoch."""
+        assert self.trainer is not None
+        loader = self._own("train", True)
+        loader.set_epoch(self.trainer.current_epoch)
+        return loader
+
+    def val_dataloader(self) -> list[BatchLoader]:
+        """Return those of validation and test; of test alone where there is no validation."""
+        return [self._own(name, False) for name in self.evaluated]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a batch."""
+        return batch.to(device, non_blocking=True)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Change a training batch of pictures."""
+        if self.data.encoder != "image" or self.trainer is None or not self.trainer.training:
+            return batch
+        return augment(batch, self.experiment, len(self.data.classes))

@@ -1,0 +1,35 @@
+"""The model of an experiment on pictures."""
+
+from __future__ import annotations
+
+from mrconv import MRConvNeXt
+from mrconv.hub import Model
+from mrconv.tasks import Prepared
+
+from .experiment import Experiment
+
+
+def build_vision(experiment: Experiment, data: Prepared) -> Model:
+    """Return the experiment's MRConvNeXt for a task's pictures."""
+    e = experiment
+    if not e.depths:
+        raise ValueError(f"{data.name} is a task of pictures: give depths, dims and kernel_sizes, a value per stage")
+    return MRConvNeXt(
+        n_classes=len(data.classes),
+        in_channels=data.channels,
+        image_size=int(data.facts["size"]),
+        patch_size=e.patch_size,
+        depths=e.depths,
+        dims=e.dims,
+        kernel_sizes=e.kernel_sizes,
+        mixer=e.mixer,
+        mixer_options=dict(e.mixer_options) or None,
+        kernel=e.kernel,
+        norm=e.norm or "batch",
+        backend=e.backend,
+        momentum=e.momentum,
+        sync_stats=e.sync_stats,
+        drop_path=e.drop_path,
+        layer_scale=e.layer_scale,
+        dropout=e.dropout,
+    )
