@@ -46,7 +46,10 @@ def name_of(kernel):
 def there_are():
     """Return the names of all kernels."""
     folder = Path(ops.__file__).parent
-    modules = [importlib.import_module(f"mrconv.ops.{path.stem}") for path in sorted(folder.glob("*triton*.py"))]
+    modules = [
+        importlib.import_module(".".join(("mrconv.ops", *path.relative_to(folder).with_suffix("").parts)))
+        for path in sorted(folder.rglob("*triton*.py"))
+    ]
     each = itertools.chain.from_iterable(vars(module).values() for module in modules)
     found = {name_of(kernel) for kernel in each if isinstance(kernel, jit.JITFunction)}
     return {name for name in found if name.endswith("_kernel")}

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from mrconv import ops
-from mrconv.ops import dispatch, taps
-from mrconv.ops.statistics import _total_by_doubling
+from mrconv.ops import select as dispatch
+from mrconv.ops.branch_sum.statistics import _total_by_doubling
+from mrconv.ops.tap_conv import op as taps
 
 from ..conftest import gradients
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrconv import ops
-from mrconv.ops import spectra_triton
+from mrconv.ops.fft_conv import triton_kernels as spectra_triton
 
 from .test_triton import DEVICE, LENGTHS, _poison, assert_same, double, inputs  # noqa: F401
 

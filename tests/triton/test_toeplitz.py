@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mrconv.ops.fft import fft_conv_reference
-from mrconv.ops.toeplitz import toeplitz_conv
+from mrconv.ops.fft_conv.op import fft_conv_reference
+from mrconv.ops.toeplitz_conv.op import toeplitz_conv
 
 from ..conftest import gradients, relative
 
 pytest.importorskip("triton")
-from mrconv.ops import toeplitz_triton
+from mrconv.ops.toeplitz_conv import triton_kernels as toeplitz_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {  # the interpreter cuts bits off

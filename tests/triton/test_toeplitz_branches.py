@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
-from mrconv.ops import dispatch, toeplitz_branch_sum
+from mrconv.ops import select as dispatch
+from mrconv.ops import toeplitz_branch_sum
 
 from ..conftest import gradients, relative, training_step
 
 pytest.importorskip("triton")
-from mrconv.ops import toeplitz_branches_triton as kernels
+from mrconv.ops.branch_sum import toeplitz_triton as kernels
 
 from .test_toeplitz import _poison, channels_last  # noqa: F401
 

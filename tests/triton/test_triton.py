@@ -10,7 +10,7 @@ from mrconv import MRConv, ops
 from ..conftest import gradients, randomise, relative, training_step
 
 pytest.importorskip("triton")
-taps_triton = pytest.importorskip("mrconv.ops.taps_triton")
+taps_triton = pytest.importorskip("mrconv.ops.tap_conv.triton_kernels")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = [1, 2, 63, 130]
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
-from mrconv.ops import dispatch
-from mrconv.ops.windows import mode_branch_sum, window_branch_sum
+from mrconv.ops import select as dispatch
+from mrconv.ops.branch_sum.moving_sum import mode_branch_sum, window_branch_sum
 
 from ..conftest import gradients, relative, training_step
 from .test_triton import DEVICE, LENGTHS, _poison, assert_same, double, inputs  # noqa: F401
 
 pytest.importorskip("triton")
-windows_triton = pytest.importorskip("mrconv.ops.windows_triton")
+windows_triton = pytest.importorskip("mrconv.ops.branch_sum.moving_sum_triton")
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -111,7 +111,7 @@ def test_modes_of_one_sequence_and_many_channels():
 
 
 def test_modes_where_gradients_are_found_in_slices(monkeypatch):
-    from mrconv.ops import mode_windows_triton
+    from mrconv.ops.branch_sum import moving_modes_triton as mode_windows_triton
 
     modes, widths, periods = BRANCHES["cut"]
     u, lengths, mask = inputs(63, True, True)

@@ -1,6 +1,11 @@
 """Pure functions on tensors of shape (batch, channels, length), each tested against a plain reference."""
 
-from .dispatch import (
+from .branch_sum.moving_sum import mode_branch_sum, window_branch_sum
+from .branch_sum.spectral import spectral_branch_sum
+from .branch_sum.statistics import mean_and_variance
+from .fft_conv.op import compute_dtype, fft_conv, fft_conv_reference, kernel_spectrum, per_tap
+from .fft_conv.spectra import fast_length
+from .select import (
     Choice,
     Lags,
     Taps,
@@ -14,14 +19,9 @@ from .dispatch import (
     densify,
     merge,
 )
-from .fft import compute_dtype, fft_conv, fft_conv_reference, kernel_spectrum, per_tap
-from .modes import synthesize, synthesize_reference
-from .normalised import spectral_branch_sum
-from .spectra import fast_length
-from .statistics import mean_and_variance
-from .taps import tap_branch_sum, tap_conv, tap_conv_reference
-from .toeplitz import toeplitz_branch_sum, toeplitz_conv
-from .windows import mode_branch_sum, window_branch_sum
+from .synthesis.op import synthesize, synthesize_reference
+from .tap_conv.op import tap_branch_sum, tap_conv, tap_conv_reference
+from .toeplitz_conv.op import toeplitz_branch_sum, toeplitz_conv
 
 __all__ = [
     "Choice",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .fft import compute_dtype, twins, wanted
+from .fft_conv.op import compute_dtype, twins, wanted
 
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef

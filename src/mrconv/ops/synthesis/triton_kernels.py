@@ -11,8 +11,8 @@ from torch import Tensor
 
 import triton
 
-from .constants import numbers_on
-from .triton_tools import on_device, wide
+from ..constants import numbers_on
+from ..triton_tools import on_device, wide
 
 TAPS, CHANNELS, MODES = 64, 32, 4  # of a program
 

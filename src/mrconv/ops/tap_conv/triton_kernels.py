@@ -11,8 +11,8 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import branch_gradients, offsets, on_device, tiles, wide
-from .triton_tools import gelu as gelu_of
+from ..triton_tools import branch_gradients, offsets, on_device, tiles, wide
+from ..triton_tools import gelu as gelu_of
 
 ROWS, COLUMNS = 128, 32  # of a tile of outputs: positions, channels
 UNROLL = 4  # taps whose inputs a program loads at a time

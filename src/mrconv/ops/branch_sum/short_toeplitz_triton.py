@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import triton
 
-from .backends import INTERPRETED
+from ..backends import INTERPRETED
 from .statistics import running_total
 
 SEQUENCES, DIAGONALS, TAPS = 16, 32, 512  # of a program

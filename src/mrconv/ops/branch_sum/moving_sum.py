@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .fft import compute_dtype, contiguous, refuse_forward_mode
-from .registration import register_branch_sum
+from ..fft_conv.op import compute_dtype, contiguous, refuse_forward_mode
+from ..registration import register_branch_sum
 from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
 
 
@@ -57,7 +57,7 @@ def _window_sum(
     eps: float,
     sync: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from . import windows_triton as kernels
+    from . import moving_sum_triton as kernels
 
     S = kernels.running_sum(u)
     dtype = compute_dtype(u, heights)
@@ -87,7 +87,7 @@ def _window_sum_backward(
     eps: float,
     sync: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from . import windows_triton as kernels
+    from . import moving_sum_triton as kernels
 
     S = kernels.running_sum(u)
     dtype = compute_dtype(u, heights)
@@ -144,7 +144,7 @@ def _mode_sum(
     eps: float,
     sync: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from .mode_windows_triton import ModeWindows
+    from .moving_modes_triton import ModeWindows
 
     dtype = compute_dtype(u, coefficients)
     windows = ModeWindows(u, widths, periods, coefficients.shape[2] // 2 + 1, dtype)
@@ -173,7 +173,7 @@ def _mode_sum_backward(
     eps: float,
     sync: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from .mode_windows_triton import ModeWindows
+    from .moving_modes_triton import ModeWindows
 
     dtype = compute_dtype(u, coefficients)
     windows = ModeWindows(u, widths, periods, coefficients.shape[2] // 2 + 1, dtype)

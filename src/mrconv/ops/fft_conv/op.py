@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
-from .backends import use_triton
+from ..backends import use_triton
 from .spectra import Timeline, engine
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import use_triton
+from .branch_sum.moving_sum import window_branch_sum
+from .branch_sum.spectral import spectral_branch_sum
 from .constants import integers_on
 from .costs import cost
-from .fft import fft_conv, fft_conv_reference
-from .normalised import spectral_branch_sum
-from .taps import tap_branch_sum, tap_conv, tap_conv_reference
-from .toeplitz import DTYPES, toeplitz_branch_sum, toeplitz_conv
-from .windows import window_branch_sum
+from .fft_conv.op import fft_conv, fft_conv_reference
+from .tap_conv.op import tap_branch_sum, tap_conv, tap_conv_reference
+from .toeplitz_conv.op import DTYPES, toeplitz_branch_sum, toeplitz_conv
 
 Lags = range | tuple[int, ...]
 Taps = tuple[Tensor, Lags]

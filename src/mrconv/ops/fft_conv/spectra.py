@@ -170,7 +170,7 @@ class Reals:
 def engine(dtype: torch.dtype, triton: bool) -> Reals:
     """Return what transforms batches: Triton's way, or plain torch's."""
     if triton:
-        from .spectra_triton import Pairs
+        from .triton_kernels import Pairs
 
         return Pairs(dtype)
     return Reals(dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import narrow, offsets, on_device, summed, tiles, widen
+from ..triton_tools import narrow, offsets, on_device, summed, tiles, widen
 
 ROWS, COLUMNS = 128, 16  # of a tile: positions, channels; the best of those tried on an H200
 CHUNK = 1024  # positions that one program goes through in order

@@ -18,8 +18,8 @@ from torch import Tensor
 
 import triton
 
-from .backends import INTERPRETED
-from .triton_tools import offsets
+from ..backends import INTERPRETED
+from ..triton_tools import offsets
 
 
 class Tile(NamedTuple):

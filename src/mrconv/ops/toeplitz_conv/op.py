@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import use_triton
-from .fft import _fft_conv_backward, bias_gradient, compute_dtype, contiguous, refuse_forward_mode
-from .registration import register_branch_sum
-from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
+from ..backends import use_triton
+from ..branch_sum.statistics import mean_and_variance, normalised_backward, shifted, valid_count
+from ..fft_conv.op import _fft_conv_backward, bias_gradient, compute_dtype, contiguous, refuse_forward_mode
+from ..registration import register_branch_sum
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT = 128  # taps that a short branch has at most
@@ -41,7 +41,7 @@ def toeplitz_conv(u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None 
 
 @torch.library.custom_op("mrconv::toeplitz_conv", mutates_args=())
 def _toeplitz_conv(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool) -> Tensor:
-    from . import toeplitz_triton as kernels
+    from . import triton_kernels as kernels
 
     return kernels.conv(u, kernel, lead, bias, gelu)
 
@@ -112,7 +112,7 @@ def _toeplitz_sum(
     eps: float,
     sync: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from .toeplitz_branches_triton import ToeplitzBranches
+    from ..branch_sum.toeplitz_triton import ToeplitzBranches
 
     branches = ToeplitzBranches(u, kernels, sizes, forwards, lengths)
     with torch.autocast(u.device.type, enabled=False):
@@ -143,7 +143,7 @@ def _toeplitz_sum_backward(
     eps: float,
     sync: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from .toeplitz_branches_triton import ToeplitzBranches
+    from ..branch_sum.toeplitz_triton import ToeplitzBranches
 
     branches = ToeplitzBranches(u, kernels, sizes, forwards, lengths)
     g = branches.rows(grad.to(u.dtype))

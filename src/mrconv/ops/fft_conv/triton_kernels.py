@@ -15,9 +15,9 @@ from torch import Tensor
 
 import triton
 
+from ..triton_tools import gelu as gelu_of
+from ..triton_tools import narrow, offsets, widen
 from .spectra import Extra, Reals, Timeline, fast_length
-from .triton_tools import gelu as gelu_of
-from .triton_tools import narrow, offsets, widen
 
 ROWS, COLUMNS = 32, 64  # of a tile that is transposed: positions, channels; the best of those tried on an H200, as all
 FEW_ROWS, FEW_COLUMNS = 16, 32  # of a tile that goes through the batch

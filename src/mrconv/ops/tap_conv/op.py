@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import use_triton
-from .constants import integers_on
-from .fft import bias_gradient, compute_dtype, refuse_forward_mode, twins
-from .registration import register_branch_sum
-from .statistics import mean_and_variance, normalised_backward, shifted, valid_count
+from ..backends import use_triton
+from ..branch_sum.statistics import mean_and_variance, normalised_backward, shifted, valid_count
+from ..constants import integers_on
+from ..fft_conv.op import bias_gradient, compute_dtype, refuse_forward_mode, twins
+from ..registration import register_branch_sum
 
 SLICE = 2**19  # elements of the input at a time without Triton: what a few of them need stays in cache
 
@@ -144,7 +144,7 @@ def _convolved(
     """Return the convolution of u with values (T, C), plus shift (C,), through GELU if asked for, like u."""
     y = torch.empty_like(u)
     if triton:
-        from .taps_triton import convolve
+        from .triton_kernels import convolve
 
         return convolve(u, values, lags, y, shift=shift, gelu=gelu)
     start = values.new_zeros(u.shape[1]) if shift is None else shift
@@ -158,7 +158,7 @@ def _convolved(
 def _correlated(g: Tensor, u: Tensor, lags: Sequence[int], dtype: torch.dtype, triton: bool) -> Tensor:
     """Return sum g[t] u[t - lag] over batch and time for each lag, and in the last row that of g: (T + 1, C)."""
     if triton:
-        from .taps_triton import correlate
+        from .triton_kernels import correlate
 
         return correlate(g, u, lags, dtype)
     out = torch.zeros(len(lags) + 1, u.shape[1], dtype=dtype, device=u.device)
@@ -174,7 +174,7 @@ def _moments(
 ) -> Tensor:
     """Return the sum and the sum of squares of every branch's output, (2, N, C)."""
     if triton:
-        from .taps_triton import moments
+        from .triton_kernels import moments
 
         return moments(u, values, lags, sizes, lengths)
     sums, scratch = values.new_zeros(2, len(sizes), u.shape[1]), _Scratch()
@@ -200,7 +200,7 @@ def _pulled_back(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of u and of values (T, C), from skip * g and every dc_b = s_b g - a_b - q_b c_b."""
     if triton:
-        from .taps_triton import pull_back
+        from .triton_kernels import pull_back
 
         return pull_back(g, u, values, lags, sizes, *factors, skip, lengths)
     du, dvalues, scratch = torch.empty_like(u), torch.zeros_like(values), _Scratch()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import triton
 
-from .triton_tools import branch_gradients, summed, tiles
+from ..triton_tools import branch_gradients, summed, tiles
 
 ROWS, COLUMNS, WARPS = 32, 32, 1  # of a tile: positions, channels; a channel a thread makes running sums cheapest
 STEPS = 8  # tiles whose carries are found at a time

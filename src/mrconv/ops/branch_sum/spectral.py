@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import use_triton
-from .fft import compute_dtype, contiguous, refuse_forward_mode
-from .registration import register_branch_sum
-from .spectra import Extra, Reals, Timeline, engine
+from ..backends import use_triton
+from ..fft_conv.op import compute_dtype, contiguous, refuse_forward_mode
+from ..fft_conv.spectra import Extra, Reals, Timeline, engine
+from ..registration import register_branch_sum
 from .statistics import mean_and_variance, normalised_backward, running_total, shifted, valid_count
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.fft import irfft, rfft
 
-from .backends import use_triton
-from .fft import compute_dtype, refuse_forward_mode, twins
+from ..backends import use_triton
+from ..fft_conv.op import compute_dtype, refuse_forward_mode, twins
 
 
 def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float], backend: str = "auto") -> list[Tensor]:
@@ -35,7 +35,7 @@ def _sum_of_waves(modes: Tensor, n: int) -> Tensor:
 @torch.library.custom_op("mrconv::synthesize", mutates_args=())
 def _synthesize(modes: Tensor, lengths: list[int], scales: list[float], triton: bool) -> Tensor:
     if triton:
-        from . import modes_triton as kernels
+        from . import triton_kernels as kernels
 
         return kernels.synthesize(modes.to(compute_dtype(modes)).contiguous(), lengths, scales)
     spectra = torch.view_as_complex(modes.to(compute_dtype(modes), memory_format=torch.contiguous_format, copy=True))
@@ -50,7 +50,7 @@ def _synthesize(modes: Tensor, lengths: list[int], scales: list[float], triton: 
 @torch.library.custom_op("mrconv::synthesize_backward", mutates_args=())
 def _synthesize_backward(grad: Tensor, modes: Tensor, lengths: list[int], scales: list[float], triton: bool) -> Tensor:
     if triton:
-        from . import modes_triton as kernels
+        from . import triton_kernels as kernels
 
         return kernels.analyse(grad.contiguous(), lengths, scales, modes.shape).to(modes.dtype)
     result = torch.zeros_like(modes, dtype=compute_dtype(modes), memory_format=torch.contiguous_format)

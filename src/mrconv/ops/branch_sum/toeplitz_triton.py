@@ -21,12 +21,12 @@ from torch import Tensor
 
 import triton
 
-from . import toeplitz_triton as rows
-from .backends import INTERPRETED
-from .short_branches_triton import ShortBranches, ShortPlan, short_plan
-from .toeplitz import SHORT
-from .toeplitz_triton import Tile, add_products, grid_of, margins, reached, rows_of
-from .triton_tools import summed
+from ..backends import INTERPRETED
+from ..toeplitz_conv import triton_kernels as rows
+from ..toeplitz_conv.op import SHORT
+from ..toeplitz_conv.triton_kernels import Tile, add_products, grid_of, margins, reached, rows_of
+from ..triton_tools import summed
+from .short_toeplitz_triton import ShortBranches, ShortPlan, short_plan
 
 TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the best of those tried on an H200
 CORRELATE = {"STAGES": 3, "num_warps": 4}

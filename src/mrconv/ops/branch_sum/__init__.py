@@ -1,0 +1,1 @@
+"""The training form: normalised branches computed as one convolution."""

@@ -1,0 +1,1 @@
+"""Long convolution by FFT."""

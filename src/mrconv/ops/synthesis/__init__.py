@@ -1,0 +1,1 @@
+"""Kernels from low-frequency Fourier modes."""

@@ -1,0 +1,1 @@
+"""Convolution with a few taps at arbitrary lags."""

@@ -1,0 +1,1 @@
+"""Convolution as Toeplitz matrix products on tensor cores."""
