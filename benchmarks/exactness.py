@@ -100,7 +100,7 @@ def half_rate(kernel_size: int, bidirectional: bool) -> dict[str, float]:
     layer.eval()
     u = low_frequencies(1000)
     result = {"layer": relative(layer(u[:, ::2], rate=0.5), layer(u)[:, ::2])}
-    branches = layer._directions()[0]
+    branches = layer.directions[0]
     for (k, lags), (half, half_lags) in zip(branches.kernels(), branches.kernels(0.5), strict=True):
         if len(lags) in (64, 256, 1024, 4096):
             full = ops.conv(u.transpose(1, 2), k, lags)[..., ::2]

@@ -33,7 +33,7 @@ def test_an_fft_convolution_takes_two_ffts_and_a_product():
 def test_taps_are_counted_one_by_one():
     model = MRConvNeXt(image_size=32, depths=[1], dims=[4], kernel_sizes=[2], kernel="dilated", n_classes=2)
     layer = model.stages[0].blocks[0].mixer.layer
-    taps = len(layer._merge(1.0, skip=True)[1])
+    taps = len(layer.merged_kernel(include_skip=True).lags)
     (stage,) = (part for part in parts(model) if part.name == "stages.0")
     assert stage.mixing == 2 * 64 * 4 * taps
 

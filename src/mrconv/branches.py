@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,14 @@ def resolution_lengths(l_max: int, kernel_size: int, combine: str) -> list[int]:
     """Kernel length l_i of each of the N = ceil(log2(l_max / l0)) + 1 resolutions."""
     N = math.ceil(math.log2(l_max / kernel_size)) + 1
     return [kernel_size << (max(0, i - 1) if combine == "concat" else i) for i in range(N)]
+
+
+class MergedKernel(NamedTuple):
+    """One kernel for all branches, values (C, T) at lags (T), and its bias (C,)."""
+
+    values: Tensor
+    lags: Lags
+    bias: Tensor
 
 
 class Branches(nn.Module):

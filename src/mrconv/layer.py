@@ -21,7 +21,7 @@ from ._utils.checks import (
     known,
     padding_mask,
 )
-from .branches import Branches, resolution_lengths
+from .branches import Branches, MergedKernel, resolution_lengths
 from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
 from .norm import track
 from .ops import Lags, Taps, compute_dtype
@@ -149,6 +149,21 @@ class MRConv(Streams, IntegerBuffers):
         """N, the number of kernels per direction."""
         return len(resolution_lengths(self.l_max, self.kernel_size, self.combine))
 
+    @property
+    def directions(self) -> list[Branches]:
+        """The branches that run forwards in time and, if bidirectional, those that run backwards; none if merged."""
+        return list(self.branches)  # type: ignore[arg-type]
+
+    @property
+    def branch_norms(self) -> list[nn.BatchNorm1d]:
+        """The BatchNorm of each direction's branches; none if merged or without norm="batch"."""
+        return [direction.norm for direction in self.directions if direction.norm is not None]
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether the output depends on the batch's statistics: norm="batch" in training mode, not merged."""
+        return any(norm.training for norm in self.branch_norms)
+
     def forward(
         self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
     ) -> Tensor:
@@ -160,7 +175,7 @@ class MRConv(Streams, IntegerBuffers):
         check_input(u, self.d_model)
         u, rate = self._cast(u), self._checked(rate)
         if lengths is None:
-            return as_autocast(self._convolve(u, None, rate, gelu))
+            return as_autocast(self.convolve(u, None, rate, gelu))
         lengths = check_lengths(lengths, u.shape[0], u.shape[1])
         longest = int(lengths.max()) if known(lengths) else u.shape[1]
         if longest == 0:
@@ -168,11 +183,15 @@ class MRConv(Streams, IntegerBuffers):
         # Nothing past the longest sequence: less work, and statistics that lose no digits to padding.
         kept = u[:, :longest]
         padding = ~padding_mask(lengths, kept)
-        y = as_autocast(self._convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
+        y = as_autocast(self.convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
         return F.pad(y.masked_fill(padding, 0), (0, 0, 0, u.shape[1] - longest))
 
-    def _convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool) -> Tensor:
-        """Convolve u (B, L, d_model), zero from `lengths` on, where the output is of no use."""
+    def convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool = False) -> Tensor:
+        """Compute `forward` without its checks, casts and masks.
+
+        u (B, L, d_model) is zero from `lengths` on; the output there is undefined. With `gelu`, the output is passed
+        through GELU: inside the convolution's last pass over memory if no gradients are needed, after it otherwise.
+        """
         B, L, _ = u.shape
         x = u.transpose(1, 2).reshape(B * self.groups, self.d_model // self.groups, L)
         if self.heads > 1:
@@ -181,10 +200,10 @@ class MRConv(Streams, IntegerBuffers):
             lengths = lengths.repeat_interleave(self.groups, output_size=B * self.groups)
         if self.backend == "reference" and not self.merged:
             y, skip = self._by_branches(x, lengths, rate), self.D
-        elif any(norm.training for norm in self._norms()):
+        elif self.uses_batch_statistics:
             y, skip = self._by_batch_statistics(x, lengths, rate), self.D if self.groups > 1 else None
         else:
-            values, lags, bias = self._stored() if self.merged else self._merge(rate, skip=self.groups == 1)
+            values, lags, bias = self.merged_kernel(rate, include_skip=self.groups == 1)
             learns = torch.is_grad_enabled() and any(z.requires_grad for z in (x, values, bias))
             inside = gelu and self.groups == 1 and not learns  # its gradient needs what it was applied to
             skip = self.D if self.groups > 1 else None
@@ -237,11 +256,11 @@ class MRConv(Streams, IntegerBuffers):
         check_choice("form", form, ("sliding", "fourier"))
         check_streams(self)
         rate = self._checked(rate)
-        kernel = None if self.merged else self._directions()[0].kernel
+        kernel = None if self.merged else self.directions[0].kernel
         if not isinstance(kernel, FourierKernel):
             what = "a merged layer" if kernel is None else f"kernel={self.kernel!r}"
             raise ValueError(f"to_ssm needs kernel='fourier', not merged; got {what}")
-        sliding = sliding_ssm(self._directions()[0], kernel, rate)
+        sliding = sliding_ssm(self.directions[0], kernel, rate)
         if form == "sliding":
             return sliding
         return fourier_ssm(sliding, states or 4 * sliding.A.shape[1] + 1)
@@ -252,14 +271,38 @@ class MRConv(Streams, IntegerBuffers):
         rate, x = self._checked(rate), self._cast(u[:1, :1]).transpose(1, 2)  # its dtype and device are what counts
         if self.backend == "reference" and not self.merged:
             return ops.Choice("reference", False, {})
-        if any(norm.training for norm in self._norms()):
+        if self.uses_batch_statistics:
             choice = self._wave_choice(x, rate)
             if choice.op:
                 return choice
-            kernels = [kernel for d in self._directions() for kernel in d.kernels(rate)]
+            kernels = [kernel for d in self.directions for kernel in d.kernels(rate)]
             return ops.choose_branch_sum(x, kernels, self._backend)
-        lags = (self._stored() if self.merged else self._merge(rate))[1]
+        lags = self.merged_kernel(rate).lags
         return ops.choose_conv(x, lags, self._backend)
+
+    def merged_kernel(self, rate: float | None = None, *, include_skip: bool = False) -> MergedKernel:
+        """Return the kernel that all branches merge into with the running statistics; differentiable.
+
+        With `include_skip`, the skip D is added to tap 0. A merged layer returns what it stores: D is in tap 0
+        if groups = 1.
+        """
+        rate = self._checked(rate)
+        reach = resampled(self.l_max, rate)
+        ahead = reach if self.bidirectional else 0
+        if self.merged:
+            lags: Lags = range(-ahead, reach) if self.lags is None else self.integers("lags")
+            return MergedKernel(self.weight, lags, self.bias)
+        every: list[Taps] = []
+        biases: list[Tensor] = []
+        for branches in self.directions:
+            kernels, bias = branches.merged(rate)
+            every += kernels
+            biases += [] if bias is None else [bias]
+        values, lags = every[0]
+        if include_skip and self.D is not None:
+            every.append((self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
+        merged = ops.merge(every, ahead, reach)
+        return MergedKernel(*merged, sum(biases) if biases else values.new_zeros(values.shape[0]))  # type: ignore[arg-type]
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.
@@ -269,7 +312,7 @@ class MRConv(Streams, IntegerBuffers):
         there tap 0 holds it (if groups = 1).
         """
         rate = self._checked(rate)
-        values, lags, bias = self._stored() if self.merged else self._merge(rate)
+        values, lags, bias = self.merged_kernel(rate)
         reach = resampled(self.l_max, rate)
         ahead = reach if self.bidirectional else 0
         kernel = ops.densify(values, lags, ahead, reach)
@@ -289,7 +332,7 @@ class MRConv(Streams, IntegerBuffers):
             return self
         assert self.D is not None
         self.check_mergeable()
-        values, lags, bias = self._merge(rate, skip=self.groups == 1)
+        values, lags, bias = self.merged_kernel(rate, include_skip=self.groups == 1)
         dtype = self.D.dtype
         self.weight, self.bias = nn.Parameter(values.to(dtype)), nn.Parameter(bias.to(dtype))
         self.register_buffer("lags", None if isinstance(lags, range) else torch.tensor(lags, device="cpu"))
@@ -322,7 +365,7 @@ class MRConv(Streams, IntegerBuffers):
         if self.D is None or self.merged:
             raise RuntimeError("a merged MRConv has no branches to draw anew: build a new layer")
         nn.init.normal_(self.D)
-        for branches in self._directions():
+        for branches in self.directions:
             branches.reset_parameters()
 
     def extra_repr(self) -> str:
@@ -333,9 +376,6 @@ class MRConv(Streams, IntegerBuffers):
             f"resolutions={self.resolutions}, combine={self.combine!r}, bidirectional={self.bidirectional}, "
             f"heads={self.heads}, groups={self.groups}, {state}"
         )
-
-    def _directions(self) -> list[Branches]:
-        return list(self.branches)  # type: ignore[arg-type]
 
     def _checked(self, rate: float | None) -> float:
         if rate is None:
@@ -351,32 +391,29 @@ class MRConv(Streams, IntegerBuffers):
     def _by_branches(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         mask = None if lengths is None else padding_mask(lengths, x.transpose(1, 2))[..., 0]
         wide = x.to(compute_dtype(x))
-        total = torch.stack([branches.reference(wide, mask, rate) for branches in self._directions()]).sum(0)
+        total = torch.stack([branches.reference(wide, mask, rate) for branches in self.directions]).sum(0)
         return total.to(x.dtype)
 
     def _wave_choice(self, x: Tensor, rate: float) -> ops.Choice:
         """Choose whether to train the branches as waves, if that is what they are."""
-        modes = 0 if self.bidirectional else self._directions()[0].wave_modes(rate)
+        modes = 0 if self.bidirectional else self.directions[0].wave_modes(rate)
         return ops.choose_wave_sum(x, modes, self.l_max, self._backend) if modes else ops.Choice("", False, {})
 
     def _cast(self, u: Tensor) -> Tensor:
         """Return u as autocast has it, but for the training of constant kernels, which is quickest from float32."""
         constant = self.kernel_size == 1 and self.kernel == "fourier"
-        return u if constant and any(norm.training for norm in self._norms()) else as_autocast(u)
+        return u if constant and self.uses_batch_statistics else as_autocast(u)
 
     @property
     def _backend(self) -> str:
         return "torch" if self.backend == "reference" else self.backend
 
-    def _norms(self) -> list[nn.BatchNorm1d]:
-        return [d.norm for d in self._directions() if d.norm is not None]
-
     def _by_batch_statistics(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        norms = self._norms()
+        norms = self.branch_norms
         sync = self.sync_stats or isinstance(norms[0], nn.SyncBatchNorm)
         if x.shape[0] * x.shape[2] == 1 and not sync:
             raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
-        directions = self._directions()
+        directions = self.directions
         alphas = [d.alpha for d in directions if d.alpha is not None]
         weights = [alpha * norm.weight.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
@@ -392,27 +429,6 @@ class MRConv(Streams, IntegerBuffers):
         for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
             track(norm, m.flatten(), v.flatten(), count)
         return y
-
-    def _stored(self) -> tuple[Tensor, Lags, Tensor]:
-        if self.lags is not None:
-            return self.weight, self.integers("lags"), self.bias
-        reach = resampled(self.l_max, self.rate)
-        return self.weight, range(-reach if self.bidirectional else 0, reach), self.bias
-
-    def _merge(self, rate: float, skip: bool = False) -> tuple[Tensor, Lags, Tensor]:
-        """Add up all branches, normalised by the running statistics, and D if `skip`."""
-        every: list[Taps] = []
-        biases: list[Tensor] = []
-        for branches in self._directions():
-            kernels, bias = branches.merged(rate)
-            every += kernels
-            biases += [] if bias is None else [bias]
-        values, lags = every[0]
-        if skip and self.D is not None:
-            every.append((self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
-        reach = resampled(self.l_max, rate)
-        merged = ops.merge(every, reach if self.bidirectional else 0, reach)
-        return *merged, sum(biases) if biases else values.new_zeros(values.shape[0])  # type: ignore[return-value]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool, *args: Any

@@ -76,7 +76,7 @@ class DilatedBranches(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Return the weighted sum of the branches and the skip."""
         x = u.transpose(1, 2).contiguous()
-        direction = self.layer._directions()[0]
+        direction = self.layer.directions[0]
         assert self.layer.D is not None
         y = self.layer.D[:, None] * x
         for i, norm in enumerate(self.norms):

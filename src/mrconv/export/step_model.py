@@ -32,7 +32,7 @@ class WindowedConv(nn.Module):
 
     def __init__(self, layer: MRConv) -> None:
         super().__init__()
-        values, lags, bias = layer._stored()
+        values, lags, bias = layer.merged_kernel()
         self.d_model, self.heads, self.groups, self.rate = layer.d_model, layer.heads, layer.groups, layer.rate
         self.memory = 1 + max(lags)
         places = [self.memory - 1 - lag for lag in lags]

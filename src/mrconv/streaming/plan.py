@@ -73,11 +73,11 @@ class Plan:
         self.sliding: Sliding | None = None
         self.tiled: Tiled | None = None
         self.reach = 1
-        kernel = None if layer.merged else layer._directions()[0].kernel
+        kernel = None if layer.merged else layer.directions[0].kernel
         if type(kernel) is FourierKernel or type(kernel) is FourierSparseKernel:
             bias = self._slide(layer, kernel, rate)
         else:
-            values, lags, bias = layer._stored() if layer.merged else layer._merge(rate)
+            values, lags, bias = layer.merged_kernel(rate)
             self._place(values.detach().to(compute_dtype(values)), lags)
         self.dtype = compute_dtype(bias if layer.D is None else layer.D)
         self.bias = bias.detach().to(self.dtype).reshape(self.heads, -1)
@@ -93,7 +93,7 @@ class Plan:
             self.reach = max(lags) + 1
 
     def _slide(self, layer: MRConv, kernel: FourierKernel | FourierSparseKernel, rate: float) -> Tensor:
-        branches = layer._directions()[0]
+        branches = layer.directions[0]
         fourier = kernel if isinstance(kernel, FourierKernel) else kernel.fourier
         ssm = sliding_ssm(branches, fourier, rate)
         if isinstance(kernel, FourierSparseKernel):
@@ -171,7 +171,7 @@ class Plan:
         """Run a long chunk as `forward` does, behind the inputs that its outputs still see."""
         seen = min(state.time, self.reach - 1)
         before = ring.read(state.time - seen, seen).to(u.dtype)
-        y = layer._convolve(torch.cat([before, u], 1), None, state.rate, False)[:, seen:]
+        y = layer.convolve(torch.cat([before, u], 1), None, state.rate)[:, seen:]
         ring.write(state.time, u)
         if self.sliding is not None:
             assert state.modes is not None
@@ -202,7 +202,7 @@ def check_streams(layer: MRConv) -> None:
     """Refuse a layer whose output at a time is not settled by the inputs up to then."""
     if layer.bidirectional:
         raise ValueError("bidirectional=True: the layer needs the future of its input and cannot stream")
-    if any(norm.training for norm in layer._norms()):
+    if layer.uses_batch_statistics:
         raise ValueError("norm='batch' in training mode needs whole sequences: call .eval() to stream")
 
 

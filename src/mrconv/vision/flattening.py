@@ -135,7 +135,7 @@ class FlatMixer(nn.Module):
         layer, H, W = self.layer, *self.grid
         if not isinstance(layer, MRConv):
             raise ValueError(f"{type(layer).__name__} runs on maps of {H}x{W} only: resize the pictures")
-        if any(norm.training for norm in layer._norms()):
+        if layer.uses_batch_statistics:
             raise ValueError(
                 "in training pictures must have the model's image_size: branches are normalised on its grid; call "
                 "eval(), or build the model with another image_size"
