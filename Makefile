@@ -1,19 +1,19 @@
-# `make test` and `make demo` do everything on a machine that has Python 3.11+ and make.
+# `make test` and `make demo` set up everything on a machine with Python 3.11+ and make.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TIMM := $(VENV)/timm
-# Two processes of one thread each: with models this small, threads wait for each other most of the time.
+# Two processes with one thread each: the models are so small that threads mostly wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
-# Some CPUs stop on oneDNN's bf16 matrix products; this asks for the widest set that does not.
+# Some CPUs crash in oneDNN's bf16 matrix products; AVX512_CORE is the widest instruction set that does not use them.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: install test test-all test-timm test-triton lint demo clean
+.PHONY: install test test-all test-timm test-triton lint docs demo clean
 
 install: $(READY)
 
-# torch first and pinned, so that no other package brings another build of it.
+# torch first and pinned, so that no other package installs another build of it.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -21,18 +21,25 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+# ruff, mypy, the import contracts of pyproject.toml, and codespell with its own dictionary and ours.
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell --dictionary=- --dictionary=.codespell/mrconv.txt src tests docs benchmarks examples *.md Makefile
 
-test: lint test-timm test-triton
+# The documentation site in build/site; needs no network, and any warning is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test: lint docs test-timm test-triton
 	$(PYTEST)
 
-test-all: lint test-timm test-triton
+test-all: lint docs test-timm test-triton
 	$(PYTEST) -m 'slow or not slow'
 
-# timm imports torchvision, which must stay out of the main environment: both live in a folder of their own.
+# timm imports torchvision, which must stay out of the main environment: install both in a separate folder.
 $(TIMM)/.ready: Makefile $(READY)
 	rm -rf $(TIMM)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(TIMM) timm==1.0.30 torchvision==0.28.0 pillow
@@ -41,7 +48,7 @@ $(TIMM)/.ready: Makefile $(READY)
 test-timm: $(TIMM)/.ready
 	PYTHONPATH=$(TIMM) $(BIN)/python -m pytest tests/with_timm
 
-# Triton's kernels on the CPU, through its interpreter.
+# The Triton kernels on the CPU, through Triton's interpreter.
 test-triton: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/triton
 
@@ -49,4 +56,4 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

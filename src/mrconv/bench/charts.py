@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from mrconv._utils.colours import COLOURS
+
 from .records import SPEEDS, speed
 from .shapes import LENGTHS
 
@@ -20,7 +22,6 @@ TITLES = {
     "inference": "Inference, merged",
 }
 COMPARED = {"training": "forward and backward", "inference": "inference"}
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#555555", "#cc79a7", "#e69f00")
 MARKERS = "osD^vP"
 STYLES = ("-", "--", ":")
 OURS = {

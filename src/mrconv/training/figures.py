@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from mrconv import MRConv, MRConvNeXt
-from mrconv.bench.charts import COLOURS
+from mrconv._utils.colours import COLOURS
 
 from .kernel_maps import kernel_maps
 from .paper_numbers import published
