@@ -213,7 +213,7 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "lrr=1"], "there is no key 'lrr'; did you mean 'lr'?"),
+        (["train", "lrr=1"], "unknown key 'lrr'; did you mean 'lr'?"),
         (["train", "experiment=listop-base"], "near it: listops-base"),
         (["train", "--show", "mixer=s4e"], "s4e"),
         (["train", "task=text", "data_dir=/nowhere"], "text: none of aclImdb"),
@@ -243,7 +243,7 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, mon
         (["-m", "lr=0.001,-3"], "lr must not be negative; got -3.0"),
         (["-m", "seed=1,foo"], "seed: Value 'foo'"),
         (["sweep=paper"], "sweep=paper is a sweep: add -m"),
-        (["experimnt=listops-base"], "there is no key 'experimnt'; did you mean 'experiment'?"),
+        (["experimnt=listops-base"], "unknown key 'experimnt'; did you mean 'experiment'?"),
         (["hydra/lancher=basic"], "did you mean 'hydra/launcher'?"),
         (["hydr/launcher=basic"], "did you mean 'hydra/launcher'?"),
         (["backend=triton", "accelerator=cpu"], "backend=triton cannot run here: "),

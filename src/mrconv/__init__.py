@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         TwoTowerClassifier,
     )
     from .optim import param_groups
-    from .vision.convnext import MRConvNeXt
+    from .vision import MRConvNeXt
 
 __version__ = "0.1.0"
 
@@ -36,15 +36,31 @@ __all__ = [
     "reparameterize",
 ]
 
-_MODULES = ("layer", "block", "kernels", "model", "optim", "vision")
+_MODULES = {
+    "block": ["MRConvBlock"],
+    "kernels": ["Kernel", "register_kernel"],
+    "layer": ["MRConv", "reparameterize"],
+    "model": [
+        "Backbone",
+        "LanguageModel",
+        "SequenceClassifier",
+        "SequenceLabeller",
+        "SequenceRegressor",
+        "TwoTowerClassifier",
+    ],
+    "optim": ["param_groups"],
+    "vision": ["MRConvNeXt"],
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: the command line answers --help without torch."""
-    if name in __all__:
-        for each in _MODULES:
-            module = importlib.import_module(f".{each}", __name__)
-            if hasattr(module, name):
-                globals()[name] = getattr(module, name)
-                return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name on first use, so that `mrconv --help` does not import torch."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

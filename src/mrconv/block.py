@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._utils.checks import check_choice, check_fraction, check_input, check_lengths, padding_mask
+from .config import BlockOptions, LayerConfig, documented
 from .layer import MRConv
 from .norm import SequenceBatchNorm
 from .streaming.plan import Streams, check_settled
@@ -60,11 +61,12 @@ def _peer(*args: Any, **options: Any) -> MRConv:
     return make_mixer(*args, **options)  # type: ignore[return-value]
 
 
+@documented(LayerConfig)
+@documented(BlockOptions)
 class MRConvBlock(Streams, nn.Module):
     """[norm] -> MRConv -> GELU -> dropout -> linear and GLU -> dropout -> residual -> [norm], (B, L, d_model).
 
-    `mixer` names a peer of `mrconv.baselines` to stand in MRConv's place, with its own `mixer_options`. Every other
-    keyword goes to `MRConv`; `sync_stats` and `momentum` are the block's BatchNorm's too.
+    Every option of `MRConv` is a keyword of the block; `sync_stats` and `momentum` apply to the block's BatchNorm too.
     """
 
     def __init__(

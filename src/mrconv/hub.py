@@ -18,7 +18,7 @@ from torch import nn
 import mrconv
 
 from ._utils.model_card import MARK, model_card
-from .config import Config
+from .config import Config, documented
 from .layer import FORMAT_VERSION, MRConv
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -69,9 +69,11 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
     def __init_subclass__(cls, **card: Any) -> None:
         super().__init_subclass__(**card)
         if "config_class" in vars(cls):
-            kind = inspect.Parameter.KEYWORD_ONLY
-            fields = inspect.signature(cls.config_class).parameters.values()
-            cls.__signature__ = inspect.Signature([p.replace(kind=kind) for p in fields])  # type: ignore[attr-defined]
+            documented(cls.config_class)(cls)
+            parameters = inspect.signature(cls.config_class).parameters.values()
+            cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+                sorted(parameters, key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+            )
 
     def __init__(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any

@@ -18,6 +18,7 @@ from .config import (
     LanguageModelConfig,
     RegressorConfig,
     TwoTowerConfig,
+    values_of,
 )
 from .generation import generate
 from .hub import Model
@@ -122,8 +123,7 @@ class _WithBackbone(Model):
     """A model with a backbone of the same options and a head."""
 
     def build(self, **factory: Any) -> None:
-        options = {name: getattr(self.config, name) for name in BackboneConfig.__dataclass_fields__}
-        self.backbone = Backbone(**options, **factory)
+        self.backbone = Backbone(**values_of(self.config, BackboneConfig), **factory)
 
 
 def pool(h: Tensor, lengths: Tensor | Sequence[int] | None, how: str) -> Tensor:

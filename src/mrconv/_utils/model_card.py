@@ -1,4 +1,4 @@
-"""The model card: what a folder that `save_pretrained` wrote says of itself to people and to the hub."""
+"""The model card: the README.md that `save_pretrained` writes beside the weights."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-METRICS = {"accuracy": ".2%", "bits": ".3f"}  # and how they are shown
+METRICS = {"accuracy": ".2%", "bits": ".3f"}  # with their format
 MARK = "<!-- Written by mrconv, and again whenever the model is saved here; remove this line to keep your own text. -->"
 
 
 def model_card(
     config: Mapping[str, Any], parameters: int, results: Mapping[str, Any], *, license: str = "apache-2.0"
 ) -> str:
-    """Return README.md: metadata for the hub, how to load the model, what it reached, every option.
+    """Return the text of README.md: metadata for the hub, how to load the model, its scores and every option.
 
-    `results` may tell what it was trained on (`name`, `task`), its scores (`accuracy` or `bits` by split), and more.
+    `results` may contain the run's `name` and `task`, scores (`accuracy` or `bits` by split) and further entries.
     """
     name, task = results.get("name", config["architecture"]), results.get("task")
     metric = next((each for each in METRICS if each in results), "accuracy")
@@ -27,14 +27,14 @@ def model_card(
     }
     if task and scores:
         metrics = [{"type": metric, "name": f"{split} {metric}", "value": x} for split, x in scores.items()]
-        found = {"task": {"type": "other"}, "dataset": {"name": task, "type": task}, "metrics": metrics}
-        header["model-index"] = [{"name": name, "results": [found]}]
+        entry = {"task": {"type": "other"}, "dataset": {"name": task, "type": task}, "metrics": metrics}
+        header["model-index"] = [{"name": name, "results": [entry]}]
     metadata = "\n".join(f"{key}: {json.dumps(value)}" for key, value in header.items())  # JSON is YAML
-    form = "merged into one kernel per layer" if config["merged"] else "with all its branches"
+    form = "merged into one kernel per layer" if config["merged"] else "with separate branches"
     trained = f" Trained on {task}." if task else ""
-    rows = [f"| {split} {metric} | {x:{METRICS[metric]}} |" for split, x in scores.items()]
-    rows += [f"| {key} | {value} |" for key, value in results.items() if key not in ("name", "task", metric)]
-    table = "\n".join(["## Results", "", "| | |", "|---|---|", *rows, "", ""]) if rows else ""
+    lines = [f"| {split} {metric} | {x:{METRICS[metric]}} |" for split, x in scores.items()]
+    lines += [f"| {key} | {value} |" for key, value in results.items() if key not in ("name", "task", metric)]
+    table = "\n".join(["## Results", "", "| | |", "|---|---|", *lines, "", ""]) if lines else ""
     return f"""---
 {metadata}
 ---
@@ -57,5 +57,5 @@ model = {config["architecture"]}.from_pretrained("...")  # this repository or fo
 {json.dumps(dict(config), indent=2)}
 ```
 
-Licence: {license}. Weights are safetensors and options are JSON: loading executes nothing from them.
+Licence: {license}. Weights are safetensors and options are JSON; loading them executes no code.
 """

@@ -1,42 +1,42 @@
-"""Classes known by name: kernels, mixers, tasks."""
+"""Registries: classes that users refer to by name, such as kernels, mixers and tasks."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+from .suggest import closest
 
 T = TypeVar("T")
 _Class = TypeVar("_Class", bound=type[Any])
 
 
 class Registry(Generic[T]):
-    """Names of one kind of class."""
+    """A mapping from names to classes of one kind."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.entries: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[_Class], _Class]:
-        """Class decorator: make a class known by a name; another class of that name is refused."""
+        """Return a class decorator that registers a class under a name; a name that another class has raises."""
 
-        def register(cls: _Class) -> _Class:
+        def decorate(cls: _Class) -> _Class:
             taken: type[Any] = self.entries.get(name, cls)
             if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise ValueError(f"{self.kind} name {name!r} is taken by {taken.__module__}.{taken.__qualname__}")
             self.entries[name] = cls
             return cls
 
-        return register
+        return decorate
 
     def names(self) -> list[str]:
-        """Return all names."""
+        """Return all registered names in order."""
         return sorted(self.entries)
 
     def get(self, name: str) -> type[T]:
-        """Return the class of a name; an unknown one is refused with the nearest right one."""
+        """Return the class registered under a name; an unknown name raises ValueError with a suggestion."""
         if not isinstance(name, str) or name not in self.entries:
-            near = difflib.get_close_matches(str(name), self.entries, 1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ValueError(f"{self.kind} must be one of {', '.join(self.names())}; got {name!r}{hint}")
+            known = ", ".join(self.names())
+            raise ValueError(f"{self.kind} must be one of {known}; got {name!r}{closest(name, self.entries)}")
         return self.entries[name]

@@ -1,4 +1,4 @@
-"""Which revision of the code runs."""
+"""The git revision of the running code."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 
 def revision() -> str | None:
-    """Return the git revision of the code that runs, with a + if it was changed since; None if it is not in git.
+    """Return the git revision of the running code, followed by "+" if it has local changes; None outside of git.
 
-    Where the code was copied to without its history, MRCONV_REVISION tells it.
+    The environment variable MRCONV_REVISION overrides it, for copies of the code without the repository.
     """
-    if told := os.environ.get("MRCONV_REVISION"):
-        return told
+    if revision := os.environ.get("MRCONV_REVISION"):
+        return revision
     folder = Path(__file__).parent
     try:
-        found = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"],
             cwd=folder, capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return described.stdout.strip()

@@ -23,7 +23,7 @@ examples:
   mrconv train -m experiment=listops-base seed=1,2,3
   mrconv train task=folder data=recordings/ depth=4 d_model=64 epochs=20
 
-`mrconv train --list` names the ready experiments; every key and what it means: mrconv.training.Experiment.
+`mrconv train --list` prints the experiments, `mrconv train --keys` every key with its default and meaning.
 """
 
 
@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
         "-m", "--multirun", action="store_true", help="a sweep: KEY=VALUE,VALUE,... runs all combinations"
     )
     parser.add_argument("--list", action="store_true", help="print the ready experiments and leave")
+    parser.add_argument("--keys", action="store_true", help="print every key with its default and meaning, and exit")
     parser.add_argument("--show", action="store_true", help="print the experiment as it would run and leave")
     parser.set_defaults(run=run)
 
@@ -55,6 +56,11 @@ def run(given: argparse.Namespace) -> None:
         raise CommandError(f"training needs {error.name}: pip install 'mrconv[train]'") from None
     if given.list:
         print("\n".join(compose.experiment_names()))
+        return
+    if given.keys:
+        from mrconv.training.experiment import describe_keys
+
+        print(describe_keys())
         return
     try:
         sweeps = [text for text in given.settings if text.startswith("sweep=")]

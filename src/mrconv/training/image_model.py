@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mrconv import MRConvNeXt
+from mrconv.config import BranchOptions, StageOptions, values_of
 from mrconv.hub import Model
 from mrconv.tasks import Prepared
 
@@ -18,18 +19,12 @@ def build_vision(experiment: Experiment, data: Prepared) -> Model:
         n_classes=len(data.classes),
         in_channels=data.channels,
         image_size=int(data.facts["size"]),
-        patch_size=e.patch_size,
         depths=e.depths,
         dims=e.dims,
         kernel_sizes=e.kernel_sizes,
         mixer=e.mixer,
         mixer_options=dict(e.mixer_options) or None,
-        kernel=e.kernel,
-        norm=e.norm or "batch",
-        backend=e.backend,
-        momentum=e.momentum,
-        sync_stats=e.sync_stats,
-        drop_path=e.drop_path,
-        layer_scale=e.layer_scale,
         dropout=e.dropout,
+        **values_of(e, BranchOptions),
+        **values_of(e, StageOptions),
     )

@@ -16,6 +16,7 @@ from torchmetrics import Metric, SumMetric
 
 from mrconv import LanguageModel, MRConv, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.block import MRConvBlock
+from mrconv.config import BackboneOptions, values_of
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
 from mrconv.tasks.window_loader import IGNORED
@@ -50,27 +51,8 @@ def build_model(experiment: Experiment, data: Prepared) -> Model:
     if data.classes:
         cls = TwoTowerClassifier if data.pair else SequenceClassifier
         options |= {"n_classes": len(data.classes), "pool": e.pool}
-    return cls(
-        d_model=e.d_model,
-        l_max=data.length,
-        kernel=e.kernel,
-        kernel_size=e.kernel_size,
-        bidirectional=e.bidirectional,
-        combine=e.combine,
-        decay=e.decay,
-        norm=e.norm,
-        backend=e.backend,
-        momentum=e.momentum,
-        sync_stats=e.sync_stats,
-        depth=e.depth,
-        mixer=e.mixer,
-        mixer_options=dict(e.mixer_options) or None,
-        dropout=e.dropout,
-        block_norm=e.block_norm,
-        prenorm=e.prenorm,
-        mask_padding=e.mask_padding,
-        **options,
-    )
+    shared = values_of(e, BackboneOptions) | {"mixer_options": dict(e.mixer_options) or None}
+    return cls(l_max=data.length, **shared, **options)
 
 
 def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
