@@ -13,8 +13,8 @@ from ._utils.checks import check_choice, check_fraction, check_input, check_leng
 from .config import BlockOptions, LayerConfig, documented
 from .layer import MRConv
 from .norm import SequenceBatchNorm
-from .streaming.plan import Streams, check_settled
 from .streaming.state import LayerState, MixerState
+from .streaming.streaming_module import StreamingModule
 
 
 class TiedDropout(nn.Module):
@@ -63,7 +63,7 @@ def _peer(*args: Any, **options: Any) -> MRConv:
 
 @documented(LayerConfig)
 @documented(BlockOptions)
-class MRConvBlock(Streams, nn.Module):
+class MRConvBlock(StreamingModule, nn.Module):
     """[norm] -> MRConv -> GELU -> dropout -> linear and GLU -> dropout -> residual -> [norm], (B, L, d_model).
 
     Every option of `MRConv` is a keyword of the block; `sync_stats` and `momentum` apply to the block's BatchNorm too.
@@ -116,13 +116,13 @@ class MRConvBlock(Streams, nn.Module):
 
     def initial_state(self, batch: int, **options: Any) -> LayerState | MixerState:
         """Return the layer's state before the first input; the options are those of `MRConv.initial_state`."""
-        check_settled(self)
+        self.check_streamable()
         return self.layer.initial_state(batch, **options)
 
     @torch.no_grad()
     def stream(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Take the next positions u (B, T, d_model); return their outputs and the state, which is written to."""
-        check_settled(self)
+        self.check_streamable()
         check_input(u, self.layer.d_model)
         y, state = self.layer.stream(self.norm(u) if self.prenorm else u, state)
         return self._mixed(u, F.gelu(y)), state

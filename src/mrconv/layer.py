@@ -25,9 +25,12 @@ from .branches import Branches, MergedKernel, resolution_lengths
 from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
 from .norm import track
 from .ops import Lags, Taps, compute_dtype
-from .streaming.plan import Streams, check_streams, plan
+from .streaming.parameter_cache import cached
 from .streaming.state import LayerState
 from .streaming.state_space import FourierSSM, SlidingSSM, fourier_ssm, sliding_ssm
+from .streaming.streamed_kernel import StreamedKernel, sliding_kernel
+from .streaming.streamer import ConvolutionStreamer
+from .streaming.streaming_module import StreamingModule
 
 M = TypeVar("M", bound=nn.Module)
 FORMAT_VERSION = 1
@@ -41,7 +44,7 @@ def as_autocast(u: Tensor) -> Tensor:
     return u.to(torch.get_autocast_dtype(u.device.type))
 
 
-class MRConv(Streams, IntegerBuffers):
+class MRConv(StreamingModule, IntegerBuffers):
     """Multi-resolution convolution over sequences, (B, L, d_model) -> (B, L, heads * d_model).
 
     y = sum_i alpha_i BN_i(k_i * u) + D u, the kernels k_i doubling in length up to l_max. Computed as one
@@ -223,28 +226,39 @@ class MRConv(Streams, IntegerBuffers):
         dtype: torch.dtype | None = None,
     ) -> LayerState:
         """Return the state of `batch` sequences before their first input; device and dtype default to the layer's."""
-        check_streams(self)
+        self.check_streamable()
         check_positive_int(batch=batch)
-        rate, own = self._checked(rate), next(self.parameters())
-        # Made anew for every new state: of changes that go past autograd, such as to `parameter.data`, no one tells.
-        streamer = plan(self, rate, fresh=True)
-        return streamer.initial_state(self.d_model, batch, rate, device or own.device, dtype or own.dtype)
+        rate, parameter = self._checked(rate), next(self.parameters())
+        streamer = cached(self, rate, MRConv._streamer, refresh=True)  # `.data` writes bypass version counters
+        return streamer.initial_state(self.d_model, batch, rate, device or parameter.device, dtype or parameter.dtype)
 
     @torch.no_grad()
     def stream(self, u: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
-        """Take the next positions u (B, T, d_model); return their outputs, as `forward`'s, and the state after them.
+        """Process the next positions u (B, T, d_model); return their outputs, equal to `forward`'s, and the state.
 
-        The state is written to and returned; there are no gradients, and autocast has no say in the dtype. Needs causal
-        kernels and settled statistics.
+        The state is updated in place. No gradients are computed, and autocast does not change the dtype. The layer must
+        be causal, and in eval mode if it has BatchNorms.
         """
-        check_streams(self)
+        self.check_streamable()
         check_input(u, self.d_model)
-        streamer = plan(self, self._checked(state.rate))
-        streamer.check(state, u)
+        streamer = cached(self, self._checked(state.rate), MRConv._streamer)
+        streamer.check_state(state, u)
         with torch.autocast(u.device.type, enabled=False):
-            y = streamer.run(self, u, state)
-        state.time += u.shape[1]
-        return y, state
+            return streamer.stream(u, state, lambda x: self.convolve(x, None, state.rate)), state
+
+    def check_streamable(self) -> None:
+        """Raise if an output depends on later inputs: in bidirectional layers, and in batch statistics."""
+        if self.bidirectional:
+            raise ValueError("bidirectional=True: the layer needs the future of its input and cannot stream")
+        if self.uses_batch_statistics:
+            raise ValueError("norm='batch' in training mode needs whole sequences: call .eval() to stream")
+
+    def _streamer(self, rate: float) -> ConvolutionStreamer:
+        kernel = None if self.merged else sliding_kernel(self.directions[0], rate)
+        if kernel is None:
+            values, lags, bias = self.merged_kernel(rate)
+            kernel = StreamedKernel(bias, (values, lags))
+        return ConvolutionStreamer(kernel, self.D, self.heads, self.groups)
 
     def to_ssm(
         self, form: str = "sliding", *, states: int | None = None, rate: float | None = None
@@ -254,7 +268,7 @@ class MRConv(Streams, IntegerBuffers):
         "sliding" is exact; "fourier" is that of the paper's appendix, which approaches the kernels as `states` grow.
         """
         check_choice("form", form, ("sliding", "fourier"))
-        check_streams(self)
+        self.check_streamable()
         rate = self._checked(rate)
         kernel = None if self.merged else self.directions[0].kernel
         if not isinstance(kernel, FourierKernel):

@@ -23,11 +23,11 @@ from .config import (
 from .generation import generate
 from .hub import Model
 from .ops import compute_dtype
-from .streaming.plan import Streams, check_settled
 from .streaming.state import BackboneState, PooledState
+from .streaming.streaming_module import StreamingModule
 
 
-class Backbone(Streams, Model):
+class Backbone(StreamingModule, Model):
     """Encoder and blocks without a head: tokens (B, L) or values (B, L, d_input) -> features (B, L, d_model)."""
 
     config_class = BackboneConfig
@@ -82,13 +82,13 @@ class Backbone(Streams, Model):
 
     def initial_state(self, batch: int, **options: Any) -> BackboneState:
         """Return the state of `batch` sequences before their first input; options as for `MRConv.initial_state`."""
-        check_settled(self)
+        self.check_streamable()
         return BackboneState([block.initial_state(batch, **options) for block in self._blocks()])
 
     @torch.no_grad()
     def stream(self, x: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
         """Take the next positions of x; return their features (B, T, d_model) and the state, which is written to."""
-        check_settled(self)
+        self.check_streamable()
         self.check(x)
         h = self.encoder(x)
         for block, remembered in zip(self._blocks(), state.blocks, strict=True):
@@ -137,7 +137,7 @@ def pool(h: Tensor, lengths: Tensor | Sequence[int] | None, how: str) -> Tensor:
     return h[torch.arange(h.shape[0], device=h.device), (lengths - 1).clamp(min=0)]
 
 
-class _WithLinearHead(Streams, _WithBackbone):
+class _WithLinearHead(StreamingModule, _WithBackbone):
     """A backbone and one linear layer, on the pooled sequence or on every position."""
 
     config: ClassifierConfig | LabellerConfig | RegressorConfig
@@ -251,7 +251,7 @@ def _stacked(
     return torch.cat(sides), torch.cat(lengths)
 
 
-class LanguageModel(Streams, _WithBackbone):
+class LanguageModel(StreamingModule, _WithBackbone):
     """Tokens (B, L) -> logits (B, L, vocab_size) of the next one, causally; the head is the embedding."""
 
     config_class = LanguageModelConfig

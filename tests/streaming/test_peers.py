@@ -139,7 +139,7 @@ def test_what_cannot_stream_says_so():
     with pytest.raises(ValueError, match="has the dtypes that it computes in"):
         build("attention").initial_state(1, dtype=torch.float32)
     for variant in ("s4d", "attention", "mrhyena"):
-        with pytest.raises(ValueError, match="the state is of 1 sequences on cpu; got an input of 3 on cpu"):
+        with pytest.raises(ValueError, match="the state holds 1 sequences on cpu; got an input of 3 on cpu"):
             build(variant).stream(double(3, 5, 4), build(variant).initial_state(1))
     with pytest.raises(ValueError, match="norm='batch' in training mode"):
         build("mrhyena").train().initial_state(1)

@@ -19,13 +19,14 @@ from .._utils.checks import check_input, check_lengths, check_positive_int, padd
 from .._utils.registry import Registry
 from ..kernels import resampled
 from ..layer import MRConv
-from ..streaming.plan import Streams, made
+from ..streaming.parameter_cache import cached
 from ..streaming.state import MixerState
+from ..streaming.streaming_module import StreamingModule
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class Mixer(Streams, nn.Module):
+class Mixer(StreamingModule, nn.Module):
     """A map of sequences (B, L, d_model) -> (B, L, d_model) that can stand where `MRConv` stands in a block.
 
     A subclass mixes in `mix`. One that streams as MRConv does says what it remembers in `begin`, and takes the next
@@ -84,14 +85,14 @@ class Mixer(Streams, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> MixerState:
         """Return the state of `batch` sequences before their first input; its dtypes are those it computes in."""
-        self._check_streams()
+        self.check_streamable()
         check_positive_int(batch=batch)
         if dtype is not None:
             raise ValueError(f"dtype={dtype}: the state of {type(self).__name__} has the dtypes that it computes in")
         rate = self._checked(rate)
         with torch.inference_mode(False), torch.no_grad():
             state = self.begin(batch, rate)
-        made(self, rate, type(self).constants, fresh=True)
+        cached(self, rate, type(self).constants, refresh=True)
         return state if device is None else state.to(device)
 
     @torch.no_grad()
@@ -100,14 +101,9 @@ class Mixer(Streams, nn.Module):
 
         The state is written to and returned; there are no gradients.
         """
-        self._check_streams()
+        self.check_streamable()
         check_input(u, self.d_model)
-        held = state.tensors()[0]
-        if held.shape[0] != u.shape[0] or held.device != u.device:
-            raise ValueError(
-                f"the state is of {held.shape[0]} sequences on {held.device}; "
-                f"got an input of {u.shape[0]} on {u.device}"
-            )
+        state.check_batch(u)
         with nullcontext() if self.projects else torch.autocast(u.device.type, enabled=False):
             return self.run(u, state).to(u.dtype), state
 
@@ -120,7 +116,7 @@ class Mixer(Streams, nn.Module):
 
     def run(self, u: Tensor, state: MixerState) -> Tensor:
         """Take u (B, T, d_model) in, one position after the other."""
-        constants, memory, outputs = made(self, state.rate, type(self).constants), state.memory, []
+        constants, memory, outputs = cached(self, state.rate, type(self).constants), state.memory, []
         for x in u.unbind(1):
             y, memory = self.advance(x, memory, constants)
             outputs.append(y)
@@ -134,7 +130,8 @@ class Mixer(Streams, nn.Module):
     def freeze(self) -> None:
         """Keep what inference would make of the parameters anew each time; nothing here."""
 
-    def _check_streams(self) -> None:
+    def check_streamable(self) -> None:
+        """Raise if an output depends on later inputs."""
         if self.bidirectional:
             raise ValueError("bidirectional=True cannot stream: an output needs the inputs after it")
 

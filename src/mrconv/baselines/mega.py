@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from .._utils.checks import check_choice, check_positive_int
-from ..streaming.state import Cache, MixerState
+from ..streaming.state import KeyValueCache, MixerState
 from .long_convolution import KeptKernel, register_mixer, wide
 from .transformer import ProjectedMixer, key_mask
 
@@ -141,16 +141,16 @@ class GatedAttention(nn.Module):
         h = F.silu(h + self.back(F.silu(gamma) * o))
         return x + phi.sigmoid() * (h - x)
 
-    def cache(self, batch: int) -> Cache:
+    def cache(self, batch: int) -> KeyValueCache:
         """Return an empty cache."""
         d_attention, d_value, *_ = self.sizes
-        return Cache.empty(*(self.kappa.new_empty(batch, 0, size) for size in (d_attention, d_value)))
+        return KeyValueCache.empty(*(self.kappa.new_empty(batch, 0, size) for size in (d_attention, d_value)))
 
-    def stream(self, x: Tensor, averaged: Tensor, cache: Cache) -> Tensor:
+    def stream(self, x: Tensor, averaged: Tensor, cache: KeyValueCache) -> Tensor:
         """Attend to the positions so far, of one's own chunk only if there are chunks."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            new = cache.places(q.shape[1])
+            new = cache.next_positions(q.shape[1])
             keys, values, place = cache.extend(k, v, new, self.chunk)
             age = new[..., None] - place[:, None]  # (B, T, n)
             seen = (place > 0)[:, None] & (age >= 0)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .._utils.checks import check_choice, check_input, check_lengths, check_positive_int, padding_mask
 from ..ops import compute_dtype
-from ..streaming.state import Cache, MixerState
+from ..streaming.state import KeyValueCache, MixerState
 from .long_convolution import Mixer, register_mixer
 
 
@@ -108,12 +108,12 @@ class Attention(ProjectedMixer):
     def begin(self, batch: int, rate: float) -> MixerState:
         """Return an empty cache of keys and values, (B, n_heads, 0, E) each."""
         none = self.out.weight.new_empty(batch, self.n_heads, 0, self.d_model // self.n_heads)
-        return MixerState(rate, [], Cache.empty(none, none))
+        return MixerState(rate, [], KeyValueCache.empty(none, none))
 
     def run(self, u: Tensor, state: MixerState) -> Tensor:
         """Append the positions' keys and values to the cache and attend to all of it."""
         assert state.cache is not None
-        before, new = state.cache.time, state.cache.places(u.shape[1])
+        before, new = state.cache.time, state.cache.next_positions(u.shape[1])
         u = self.placed(u, new - 1, 0 if self.embedding is None else int(new.max()))
         q, k, v = self.project(u, before)  # rotary positions count as distances only
         keys, values, place = state.cache.extend(k, v, new)

@@ -18,8 +18,8 @@ from ..hub import Model
 from ..layer import MRConv
 from ..model import Backbone
 from ..ops import compute_dtype
-from ..streaming.plan import Streams, check_streams
 from ..streaming.state import BackboneState, LayerState, PooledState
+from ..streaming.streaming_module import StreamingModule
 
 
 class WindowedConv(nn.Module):
@@ -61,14 +61,14 @@ class Step(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        if not isinstance(model, Streams):
+        if not isinstance(model, StreamingModule):
             raise ValueError(f"a {type(model).__name__} needs whole sequences: it has no step to export")
         self.model: Any = copy.deepcopy(model)
         self.layers: list[WindowedConv] = []
         for block in self._backbone(self.model)._blocks():
             if not isinstance(block.layer, MRConv):
                 raise ValueError(f"a step is exported of MRConv only; mixer={model.config.mixer!r} has no such form")
-            check_streams(block.layer)
+            block.layer.check_streamable()
             self.layers.append(WindowedConv(block.layer))
             block.layer = self.layers[-1]  # type: ignore[assignment]
         self.pooled = getattr(model, "pool", None) == "mean"

@@ -1,1 +1,1 @@
-"""Exact streaming inference: state, algorithms and the state-space form of Fourier kernels."""
+"""Exact streaming inference: states, algorithms and the state-space form of Fourier kernels."""

@@ -1,9 +1,9 @@
-"""What streaming remembers between two steps: plain dataclasses of real tensors, the batch first in all of them."""
+"""Streaming states: dataclasses of real tensors whose first dimension is the batch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -13,80 +13,86 @@ from torch.nn import functional as F
 
 
 class State:
-    """A dataclass of tensors (batch first), numbers, and states or lists of them.
+    """A dataclass of tensors (batch first), numbers, and nested states or lists of them.
 
-    Streaming writes into the state it is given: keep a `copy()` to go back to.
+    Streaming updates a state in place. Use `copy()` to keep an earlier one.
     """
 
-    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {}
-    """The classes of every field that holds states."""
+    nested: ClassVar[Mapping[str, tuple[type[State], ...]]] = {}
+    """The possible classes of each field that holds states."""
 
     def copy(self) -> Self:
-        """Return a state that goes on by itself."""
-        return self._map(torch.clone)
+        """Return an independent copy."""
+        return self.map_tensors(torch.clone)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the state on another device; takes what `Tensor.to` takes but a dtype."""
+        """Return the state on another device; accepts the arguments of `Tensor.to` except a dtype."""
 
         def moved(x: Tensor) -> Tensor:
             y = x.to(*args, **kwargs)
             if y.dtype != x.dtype:
-                raise ValueError(f"a state keeps its dtypes, {x.dtype} among them; got {y.dtype}")
+                raise ValueError(f"to() cannot change the dtype of a state; got {y.dtype} for a tensor of {x.dtype}")
             return y
 
-        return self._map(moved)
+        return self.map_tensors(moved)
 
     def reorder(self, index: Tensor | Sequence[int]) -> Self:
-        """Return the state of the sequences at these places of the batch, as beam search wants it; may repeat some."""
-        return self._map(lambda x: x.index_select(0, _places(index, x)))
+        """Return the state of the sequences at these batch indices, which may repeat, as in beam search."""
+        return self.map_tensors(lambda x: x.index_select(0, _batch_index(index, x)))
 
-    def reset(self, where: Tensor | Sequence[int] | int) -> Self:
-        """Make some sequences start anew, in place: a mask (batch,) of bools, or places in the batch."""
+    def reset(self, index: Tensor | Sequence[int] | int) -> Self:
+        """Set some sequences back to the initial state, in place.
+
+        Args:
+            index: batch indices, or a boolean mask (batch,).
+        """
         for x in self.tensors():
-            x[_places(where, x)] = 0
+            x[_batch_index(index, x)] = 0
         return self
 
     def tensors(self) -> list[Tensor]:
-        """Return every tensor."""
-        found: list[Tensor] = []
+        """Return every tensor, those of nested states included."""
+        return list(_tensors(self))
 
-        def see(x: Tensor) -> Tensor:
-            found.append(x)
-            return x
-
-        self._map(see)
-        return found
+    def check_batch(self, u: Tensor) -> None:
+        """Reject an input of another batch size or device."""
+        x = next(_tensors(self))
+        if x.shape[0] != u.shape[0] or x.device != u.device:
+            raise ValueError(
+                f"the state holds {x.shape[0]} sequences on {x.device}; got an input of {u.shape[0]} on {u.device}"
+            )
 
     @property
     def nbytes(self) -> int:
-        """Memory that the tensors take."""
+        """Memory of the tensors in bytes."""
         return sum(x.nbytes for x in self.tensors())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the same tensors in dictionaries, which `torch.load(weights_only=True)` accepts."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        """Return the fields as nested dictionaries, which `torch.load(weights_only=True)` accepts."""
+        return {field.name: _as_dict(getattr(self, field.name)) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def from_state_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make a state of what `state_dict` gave."""
+        """Build a state from the result of `state_dict`."""
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if set(values) != names:
             raise ValueError(f"a {cls.__name__} has {', '.join(sorted(names))}; got {', '.join(sorted(values))}")
-        return cls(**{name: cls._typed(name, value) for name, value in values.items()})
+        return cls(**{name: cls._restored(name, value) for name, value in values.items()})
 
     @classmethod
-    def _typed(cls, name: str, value: Any) -> Any:
-        if name not in cls.parts or value is None:
+    def _restored(cls, name: str, value: Any) -> Any:
+        if name not in cls.nested or value is None:
             return value
         if isinstance(value, list):
-            return [cls._typed(name, each) for each in value]
-        for kind in cls.parts[name]:
+            return [cls._restored(name, each) for each in value]
+        for kind in cls.nested[name]:
             if {field.name for field in dataclasses.fields(kind)} == set(value):  # type: ignore[arg-type]
                 return kind.from_state_dict(value)
-        raise ValueError(f"{name} of a {cls.__name__} cannot have {', '.join(sorted(value))}")
+        raise ValueError(f"unknown fields in {name} of a {cls.__name__}: {', '.join(sorted(value))}")
 
-    def _map(self, f: Callable[[Tensor], Tensor]) -> Self:
-        with torch.inference_mode(False):  # tensors made in inference mode could not be written to outside of it
+    def map_tensors(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """Return a state with f applied to every tensor."""
+        with torch.inference_mode(False):  # inference tensors could not be updated outside of inference mode
             fields = dataclasses.fields(self)  # type: ignore[arg-type]
             return type(self)(**{field.name: _apply(f, getattr(self, field.name)) for field in fields})
 
@@ -96,29 +102,44 @@ def _apply(f: Callable[[Tensor], Tensor], value: Any) -> Any:
         return f(value)
     if isinstance(value, list):
         return [_apply(f, each) for each in value]
-    return value._map(f) if isinstance(value, State) else value
+    return value.map_tensors(f) if isinstance(value, State) else value
 
 
-def _places(where: Tensor | Sequence[int] | int, x: Tensor) -> Tensor:
-    """Return places in the batch of x, or a mask, as a tensor; one of an empty list would be of floats."""
-    found = torch.as_tensor(where, device=x.device)
-    return found if found.numel() else found.long()
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, State):
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+            yield from _tensors(getattr(value, field.name))
 
 
-def _plain(value: Any) -> Any:
+def _batch_index(index: Tensor | Sequence[int] | int, x: Tensor) -> Tensor:
+    """Return batch indices or a mask as a tensor on x's device; an empty list would give a tensor of floats."""
+    tensor = torch.as_tensor(index, device=x.device)
+    return tensor if tensor.numel() else tensor.long()
+
+
+def _as_dict(value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_as_dict(each) for each in value]
     return value.state_dict() if isinstance(value, State) else value
 
 
 @dataclass
 class LayerState(State):
-    """What an `MRConv` (or a block) remembers.
+    """The state of an `MRConv`, or of a block around one.
 
-    time: steps taken, for all sequences alike. rate: of the input. inputs (batch, R, d_model): the last R of them, that
-    of time t at t % R. modes (batch, 2, N, M, d_model, 2), for Fourier kernels: per resolution and mode, the sum over
-    the window and, behind it, the next one in the making, as pairs of numbers. future (batch, P, heads * d_model), for
-    dense kernels: what is known of the outputs to come, that of time t at t % P.
+    Attributes:
+        time: number of steps taken, the same for all sequences.
+        rate: sampling rate of the input relative to training.
+        inputs: the last R inputs, (batch, R, d_model); the input of time t is at t % R.
+        modes: for Fourier kernels, (batch, 2, N, M, d_model, 2) as real pairs: per resolution and mode, the sum over
+            the current window and the sum that replaces it when its own window is complete.
+        future: for dense kernels, (batch, P, heads * d_model): the contribution of past inputs to the next P outputs;
+            that of time t is at t % P.
     """
 
     time: int
@@ -129,11 +150,13 @@ class LayerState(State):
 
 
 @dataclass
-class Cache(State):
-    """Keys and values of attention.
+class KeyValueCache(State):
+    """The keys and values of attention.
 
-    time: columns in use; there is room for more. keys, values (batch, ..., room, channels). place (batch, room): the
-    position of each column in its sequence, counted from 1, or 0 for one that is not there.
+    Attributes:
+        time: number of columns in use; the tensors may have room for more.
+        keys, values: (batch, ..., room, channels).
+        place: position of each column in its sequence, (batch, room), counted from 1; 0 marks an absent column.
     """
 
     time: int
@@ -142,55 +165,61 @@ class Cache(State):
     place: Tensor
 
     @classmethod
-    def empty(cls, keys: Tensor, values: Tensor) -> Cache:
-        """Return one without columns, of the form of these keys and values without columns."""
+    def empty(cls, keys: Tensor, values: Tensor) -> KeyValueCache:
+        """Return a cache without columns; `keys` and `values` (batch, ..., 0, channels) give shape and dtype."""
         with torch.inference_mode(False):
             place = torch.zeros(keys.shape[0], 0, dtype=torch.int64, device=keys.device)
             return cls(0, keys.clone(), values.clone(), place)
 
-    def places(self, count: int) -> Tensor:
-        """Return the places (batch, count) of the next columns."""
+    def next_positions(self, count: int) -> Tensor:
+        """Return the positions (batch, count) of the next columns."""
         last = self.place[:, : self.time].amax(1) if self.time else self.place.new_zeros(len(self.place))
         return last[:, None] + torch.arange(1, count + 1, device=last.device)
 
-    def extend(self, k: Tensor, v: Tensor, place: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Add columns k, v (batch, ..., T, channels) at places (batch, T); return all keys, values and places.
+    def extend(
+        self, k: Tensor, v: Tensor, positions: Tensor, limit: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Append columns k, v (batch, ..., T, channels) at `positions` (batch, T); return all keys, values, positions.
 
-        With a limit, columns that lie further back may be forgotten.
+        With a limit, older columns than the last `limit` may be dropped.
         """
         T, room = k.shape[-2], self.place.shape[1]
         with torch.inference_mode(False):
             if limit is not None and self.time > 2 * limit:
-                old = slice(self.time - limit, self.time)
-                self.keys, self.values = self.keys[..., old, :].clone(), self.values[..., old, :].clone()
-                self.place, self.time, room = self.place[:, old].clone(), limit, limit
+                recent = slice(self.time - limit, self.time)
+                self.keys, self.values = self.keys[..., recent, :].clone(), self.values[..., recent, :].clone()
+                self.place, self.time, room = self.place[:, recent].clone(), limit, limit
             if self.time + T > room:
                 more = max(room, T)
                 self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
                 self.place = F.pad(self.place, (0, more))
-        here = slice(self.time, self.time + T)
-        self.keys[..., here, :], self.values[..., here, :], self.place[:, here] = k, v, place
+        new = slice(self.time, self.time + T)
+        self.keys[..., new, :], self.values[..., new, :], self.place[:, new] = k, v, positions
         self.time = n = self.time + T
         return self.keys[..., :n, :], self.values[..., :n, :], self.place[:, :n]
 
 
 @dataclass
 class MixerState(State):
-    """What a mixer other than MRConv remembers.
+    """The state of a mixer other than MRConv.
 
-    rate: of the input. memory: tensors of its own; cache: of its attention; conv: of an MRConv in it.
+    Attributes:
+        rate: sampling rate of the input relative to training.
+        memory: the mixer's recurrent tensors.
+        cache: keys and values of its attention, if it has any.
+        conv: state of an MRConv inside it, if it has one.
     """
 
     rate: float
     memory: list[Tensor]
-    cache: Cache | None = None
+    cache: KeyValueCache | None = None
     conv: LayerState | None = None
-    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"cache": (Cache,), "conv": (LayerState,)}
+    nested: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"cache": (KeyValueCache,), "conv": (LayerState,)}
 
     def remember(self, memory: Sequence[Tensor]) -> None:
-        """Write to the memory."""
-        for held, new in zip(self.memory, memory, strict=True):
-            held.copy_(new)
+        """Copy new values into the memory."""
+        for current, new in zip(self.memory, memory, strict=True):
+            current.copy_(new)
 
 
 @dataclass
@@ -198,7 +227,7 @@ class BackboneState(State):
     """The states of all blocks."""
 
     blocks: list[LayerState | MixerState]
-    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"blocks": (LayerState, MixerState)}
+    nested: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"blocks": (LayerState, MixerState)}
 
 
 @dataclass
@@ -208,4 +237,4 @@ class PooledState(State):
     backbone: BackboneState
     total: Tensor
     count: Tensor
-    parts: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"backbone": (BackboneState,)}
+    nested: ClassVar[Mapping[str, tuple[type[State], ...]]] = {"backbone": (BackboneState,)}
