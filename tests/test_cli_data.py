@@ -48,7 +48,7 @@ def test_show_draws(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "listopz"], "got 'listopz' (did you mean 'listops'?)"),
+        (["show", "listopz"], "got 'listopz'; did you mean 'listops'?"),
         (["show", "listops", "lenght=3"], "listops has no option 'lenght'; did you mean 'length'?"),
         (["show", "listops", "length=abc"], "option length takes a number like 2048; got 'abc'"),
         (["show", "pathfinder", "centre=yes"], "option centre takes true or false; got 'yes'"),

@@ -1,4 +1,4 @@
-"""Checks of what a user passes in: which argument, what was given, what is allowed."""
+"""Argument checks; their errors name the argument, the value given and the values allowed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a value that is none of those allowed."""
+    """Raise ValueError for a value that is not allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
 
 
 def check_positive_int(**values: object) -> None:
-    """Refuse anything but integers from 1 on."""
+    """Raise ValueError for anything but positive integers."""
     _check_integers(1, values)
 
 
 def check_count(**values: object) -> None:
-    """Refuse anything but integers from 0 on."""
+    """Raise ValueError for anything but non-negative integers."""
     _check_integers(0, values)
 
 
@@ -32,7 +32,7 @@ def _check_integers(least: int, values: Mapping[str, object]) -> None:
 
 
 def positive_pair(name: str, value: float | Sequence[float]) -> tuple[float, float]:
-    """Return a positive number twice, or a pair (min, max) of them."""
+    """Return a pair (min, max) of positive numbers; a single number stands for both."""
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or not all(isinstance(x, Real) and 0 < x < float("inf") for x in pair):
         raise ValueError(f"{name} must be a positive number or a pair (min, max) of them; got {value!r}")
@@ -40,7 +40,7 @@ def positive_pair(name: str, value: float | Sequence[float]) -> tuple[float, flo
 
 
 def check_decay(decay: float | Sequence[float] | None, combine: str) -> tuple[float, float] | None:
-    """Return the decay as (min, max)."""
+    """Return the decay as a pair (min, max), or None."""
     if decay is None:
         return None
     if combine != "concat":
@@ -49,18 +49,18 @@ def check_decay(decay: float | Sequence[float] | None, combine: str) -> tuple[fl
 
 
 def check_rate(rate: float, kernel: str, continuous: bool) -> None:
-    """Refuse rates that are no positive numbers, and kernels that have no other rate than 1."""
+    """Raise ValueError for a rate that is not positive, or not 1 for a kernel that cannot be resampled."""
     if not isinstance(rate, Real) or not 0 < rate < float("inf"):
         raise ValueError(f"rate must be a positive number; got {rate!r}")
     if rate != 1 and not continuous:
         raise ValueError(
             f"rate={rate:g} needs a continuous kernel such as 'fourier'; kernel={kernel!r} has taps at fixed positions "
-            f"and only runs at rate 1"
+            f"and runs at rate 1 only"
         )
 
 
 def check_input(u: Tensor, d_model: int) -> None:
-    """Refuse an input that is not (batch >= 1, length >= 1, d_model) of real numbers."""
+    """Raise ValueError unless u is a real tensor of shape (batch >= 1, length >= 1, d_model)."""
     if u.ndim != 3 or u.shape[2] != d_model:
         raise ValueError(f"u must have shape (batch, length, d_model = {d_model}); got {tuple(u.shape)}")
     if u.shape[0] == 0 or u.shape[1] == 0:
@@ -70,9 +70,9 @@ def check_input(u: Tensor, d_model: int) -> None:
 
 
 def check_lengths(lengths: Tensor | Sequence[int], batch: int, length: int) -> Tensor:
-    """Return lengths as int64, where they are, refusing what is not (batch,) integers in 0 .. length.
+    """Return lengths as int64 on their device; raise ValueError unless they are (batch,) integers in 0 .. length.
 
-    The values are looked at only where that costs no wait: on the CPU, outside of compiled code.
+    Values are checked only where reading them needs no synchronisation: on the CPU, outside of compiled code.
     """
     lengths = torch.as_tensor(lengths)
     if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
@@ -87,16 +87,16 @@ def check_lengths(lengths: Tensor | Sequence[int], batch: int, length: int) -> T
 
 
 def known(x: Tensor) -> bool:
-    """Tell whether reading the values of x costs no wait and breaks no graph."""
+    """Return whether the values of x can be read without a device synchronisation or a graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def padding_mask(lengths: Tensor, x: Tensor) -> Tensor:
-    """Return (B, L, 1), true where x (B, L, D) is no padding."""
+    """Return a mask (B, L, 1) that is true at the valid positions of x (B, L, D)."""
     return (torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None])[..., None]
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Refuse a number outside of [0, 1)."""
+    """Raise ValueError for a number outside of [0, 1)."""
     if not isinstance(value, Real) or not 0 <= value < 1:
         raise ValueError(f"{name} must be a number in [0, 1); got {value!r}")
