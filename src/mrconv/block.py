@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._utils.checks import check_choice, check_fraction, check_input, check_lengths, padding_mask
+from ._utils.checks import check_choice, check_fraction, check_input, check_lengths, valid_mask
 from .config import BlockOptions, LayerConfig, documented
 from .layer import MRConv
 from .norm import SequenceBatchNorm
@@ -105,7 +105,7 @@ class MRConvBlock(StreamingModule, nn.Module):
         mask = None
         if lengths is not None:
             lengths = check_lengths(lengths, u.shape[0], u.shape[1])
-            mask = padding_mask(lengths, u)
+            mask = valid_mask(lengths, u)
         x = self.norm(u, mask) if self.prenorm else u
         return self._mixed(u, self.layer(x, lengths, rate, gelu=True), mask)
 

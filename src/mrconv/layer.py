@@ -18,8 +18,8 @@ from ._utils.checks import (
     check_lengths,
     check_positive_int,
     check_rate,
-    known,
-    padding_mask,
+    readable,
+    valid_mask,
 )
 from .branches import Branches, MergedKernel, resolution_lengths
 from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
@@ -180,12 +180,12 @@ class MRConv(StreamingModule, IntegerBuffers):
         if lengths is None:
             return as_autocast(self.convolve(u, None, rate, gelu))
         lengths = check_lengths(lengths, u.shape[0], u.shape[1])
-        longest = int(lengths.max()) if known(lengths) else u.shape[1]
+        longest = int(lengths.max()) if readable(lengths) else u.shape[1]
         if longest == 0:
             return as_autocast(u.new_zeros(*u.shape[:2], self.heads * self.d_model))
         # Nothing past the longest sequence: less work, and statistics that lose no digits to padding.
         kept = u[:, :longest]
-        padding = ~padding_mask(lengths, kept)
+        padding = ~valid_mask(lengths, kept)
         y = as_autocast(self.convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
         return F.pad(y.masked_fill(padding, 0), (0, 0, 0, u.shape[1] - longest))
 
@@ -403,7 +403,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         return float(rate)
 
     def _by_branches(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        mask = None if lengths is None else padding_mask(lengths, x.transpose(1, 2))[..., 0]
+        mask = None if lengths is None else valid_mask(lengths, x.transpose(1, 2))[..., 0]
         wide = x.to(compute_dtype(x))
         total = torch.stack([branches.reference(wide, mask, rate) for branches in self.directions]).sum(0)
         return total.to(x.dtype)

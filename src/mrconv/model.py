@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._utils.checks import check_choice, check_lengths, check_positive_int, known, padding_mask
+from ._utils.checks import check_choice, check_lengths, check_positive_int, readable, valid_mask
 from .block import MRConvBlock, block_norm_module
 from .config import (
     BackboneConfig,
@@ -78,7 +78,7 @@ class Backbone(StreamingModule, Model):
             h = block(h, seen, rate)
         if self.norm is None:
             return h
-        return self.norm(h, None if seen is None else padding_mask(seen, h))
+        return self.norm(h, None if seen is None else valid_mask(seen, h))
 
     def initial_state(self, batch: int, **options: Any) -> BackboneState:
         """Return the state of `batch` sequences before their first input; options as for `MRConv.initial_state`."""
@@ -107,7 +107,7 @@ class Backbone(StreamingModule, Model):
         if c.vocab_size is not None:
             if x.ndim != 2 or x.is_floating_point():
                 raise ValueError(f"tokens must be integers of shape (batch, length); got {x.dtype} {tuple(x.shape)}")
-            if known(x) and x.numel():
+            if readable(x) and x.numel():
                 low, high = (int(token) for token in x.aminmax())
                 if low < 0 or high >= c.vocab_size:
                     strange = low if low < 0 else high
@@ -132,7 +132,7 @@ def pool(h: Tensor, lengths: Tensor | Sequence[int] | None, how: str) -> Tensor:
         return h.mean(1) if how == "mean" else h[:, -1]
     lengths = check_lengths(lengths, h.shape[0], h.shape[1]).to(h.device)
     if how == "mean":
-        total = h.to(compute_dtype(h)).masked_fill(~padding_mask(lengths, h), 0).sum(1)
+        total = h.to(compute_dtype(h)).masked_fill(~valid_mask(lengths, h), 0).sum(1)
         return (total / lengths.clamp(min=1)[:, None]).to(h.dtype)
     return h[torch.arange(h.shape[0], device=h.device), (lengths - 1).clamp(min=0)]
 

@@ -81,17 +81,17 @@ def check_lengths(lengths: Tensor | Sequence[int], batch: int, length: int) -> T
             f"{tuple(lengths.shape)}"
         )
     lengths = lengths.long()
-    if known(lengths) and (lengths.min() < 0 or lengths.max() > length):
+    if readable(lengths) and (lengths.min() < 0 or lengths.max() > length):
         raise ValueError(f"lengths must lie in 0 .. {length}, the input's length; got {lengths.tolist()}")
     return lengths
 
 
-def known(x: Tensor) -> bool:
+def readable(x: Tensor) -> bool:
     """Return whether the values of x can be read without a device synchronisation or a graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def padding_mask(lengths: Tensor, x: Tensor) -> Tensor:
+def valid_mask(lengths: Tensor, x: Tensor) -> Tensor:
     """Return a mask (B, L, 1) that is true at the valid positions of x (B, L, D)."""
     return (torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None])[..., None]
 

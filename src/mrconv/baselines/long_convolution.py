@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from .._utils.checks import check_input, check_lengths, check_positive_int, padding_mask
+from .._utils.checks import check_input, check_lengths, check_positive_int, valid_mask
 from .._utils.registry import Registry
 from ..kernels import resampled
 from ..layer import MRConv
@@ -69,7 +69,7 @@ class Mixer(StreamingModule, nn.Module):
         rate = self._checked(rate)
         if lengths is None:
             return self._mixed(u, rate, gelu)
-        padding = ~padding_mask(check_lengths(lengths, u.shape[0], u.shape[1]), u)
+        padding = ~valid_mask(check_lengths(lengths, u.shape[0], u.shape[1]), u)
         return self._mixed(u.masked_fill(padding, 0), rate, gelu).masked_fill(padding, 0)
 
     def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:

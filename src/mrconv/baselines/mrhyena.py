@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._utils.checks import check_positive_int, padding_mask
+from .._utils.checks import check_positive_int, valid_mask
 from ..layer import MRConv
 from ..streaming.state import MixerState
 from .long_convolution import register_mixer
@@ -77,7 +77,7 @@ class MRHyena(WithMRConv):
         """Gate, convolve, gate; a centred short convolution must not see what the bias makes of padding."""
         x = self.into(u)
         if lengths is not None:
-            x = x.masked_fill(~padding_mask(lengths, x), 0)
+            x = x.masked_fill(~valid_mask(lengths, x), 0)
         x1, x2, v = short_conv(x, self.short, self._lead).chunk(3, -1)
         return self.out(x2 * self.conv(x1 * v, lengths, rate))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._utils.checks import check_choice, check_input, check_lengths, check_positive_int, padding_mask
+from .._utils.checks import check_choice, check_input, check_lengths, check_positive_int, valid_mask
 from ..ops import compute_dtype
 from ..streaming.state import KeyValueCache, MixerState
 from .long_convolution import Mixer, register_mixer
@@ -32,7 +32,7 @@ class ProjectedMixer(Mixer):
             y = self.transform(u, None, rate)
         else:
             lengths = check_lengths(lengths, u.shape[0], u.shape[1])
-            padding = ~padding_mask(lengths, u)
+            padding = ~valid_mask(lengths, u)
             y = self.transform(u.masked_fill(padding, 0), lengths, rate).masked_fill(padding, 0)
         return (F.gelu(y) if gelu else y).to(u.dtype)
 
