@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ._utils.checks import check_choice, check_fraction, check_input, check_lengths, valid_mask
 from .config import BlockOptions, LayerConfig, documented
-from .layer import MRConv
+from .mixers import make_mixer
 from .norm import SequenceBatchNorm
 from .streaming.state import LayerState, MixerState
 from .streaming.streaming_module import StreamingModule
@@ -54,13 +54,6 @@ def block_norm_module(
     return SequenceLayerNorm(d_model, **factory)
 
 
-def _peer(*args: Any, **options: Any) -> MRConv:
-    """Return a mixer that is called as MRConv is."""
-    from .baselines import make_mixer
-
-    return make_mixer(*args, **options)  # type: ignore[return-value]
-
-
 @documented(LayerConfig)
 @documented(BlockOptions)
 class MRConvBlock(StreamingModule, nn.Module):
@@ -85,15 +78,7 @@ class MRConvBlock(StreamingModule, nn.Module):
     ) -> None:
         super().__init__()
         self.prenorm = prenorm
-        if mixer == "mrconv" and mixer_options:
-            raise ValueError(
-                f"mixer_options are for other mixers; MRConv's own options stand for themselves: {mixer_options}"
-            )
-        self.layer = (
-            MRConv(d_model, l_max, device=device, dtype=dtype, **layer)
-            if mixer == "mrconv"
-            else _peer(mixer, d_model, l_max, mixer_options or {}, layer, device=device, dtype=dtype)
-        )
+        self.layer = make_mixer(mixer, d_model, l_max, mixer_options, layer, device=device, dtype=dtype)
         self.dropout = TiedDropout(dropout)
         self.mix = nn.Linear(self.layer.heads * d_model, 2 * d_model, device=device, dtype=dtype)
         shared = {name: layer[name] for name in ("sync_stats", "momentum") if name in layer}

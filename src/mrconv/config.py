@@ -168,7 +168,7 @@ class LayerConfig(Config, LayerOptions):
 class MixerOptions:
     """The choice of the layer that mixes positions."""
 
-    mixer: str = option("mrconv", '"mrconv", or a baseline of `mrconv.baselines.mixer_names()` in its place')
+    mixer: str = option("mrconv", '"mrconv", or a baseline of `mrconv.mixers.mixer_names()` in its place')
     mixer_options: dict[str, Any] | None = option(None, "options of the baseline")
 
 
@@ -262,7 +262,7 @@ class VisionConfig(Config, BranchOptions, MixerOptions, StageOptions):
     """An image model: stages of blocks over feature maps, as in ConvNeXt."""
 
     mixer: str = option(
-        "mrconv", '"mrconv", "conv" (ConvNeXt\'s 7x7 depthwise convolution), or one of `mrconv.baselines.mixer_names()`'
+        "mrconv", '"mrconv", "conv" (ConvNeXt\'s 7x7 depthwise convolution), or one of `mrconv.mixers.mixer_names()`'
     )
     n_classes: int = option(1000, "number of classes; 0 removes the head")
     in_channels: int = option(3, "channels of the images")

@@ -23,6 +23,7 @@ from ._utils.checks import (
 )
 from .branches import Branches, MergedKernel, resolution_lengths
 from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
+from .mixers import Mixer
 from .norm import track
 from .ops import Lags, Taps, compute_dtype
 from .streaming.parameter_cache import cached
@@ -30,7 +31,6 @@ from .streaming.state import LayerState
 from .streaming.state_space import FourierSSM, SlidingSSM, fourier_ssm, sliding_ssm
 from .streaming.streamed_kernel import StreamedKernel, sliding_kernel
 from .streaming.streamer import ConvolutionStreamer
-from .streaming.streaming_module import StreamingModule
 
 M = TypeVar("M", bound=nn.Module)
 FORMAT_VERSION = 1
@@ -44,7 +44,7 @@ def as_autocast(u: Tensor) -> Tensor:
     return u.to(torch.get_autocast_dtype(u.device.type))
 
 
-class MRConv(StreamingModule, IntegerBuffers):
+class MRConv(Mixer, IntegerBuffers):
     """Multi-resolution convolution over sequences, (B, L, d_model) -> (B, L, heads * d_model).
 
     y = sum_i alpha_i BN_i(k_i * u) + D u, the kernels k_i doubling in length up to l_max. Computed as one
@@ -73,6 +73,8 @@ class MRConv(StreamingModule, IntegerBuffers):
     """
 
     _version = FORMAT_VERSION
+    takes_layer_options = True
+    kernel_parameters = ("weight",)  # of a merged layer
     lags: Tensor | None
 
     def __init__(
@@ -98,8 +100,8 @@ class MRConv(StreamingModule, IntegerBuffers):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_positive_int(d_model=d_model, l_max=l_max, kernel_size=kernel_size, heads=heads, groups=groups)
+        super().__init__(d_model, l_max, bidirectional)
+        check_positive_int(kernel_size=kernel_size, heads=heads, groups=groups)
         check_choice("combine", combine, ("sum", "concat"))
         norm = norm or ("batch" if combine == "sum" else "scale")
         check_choice("norm", norm, ("batch", "scale", "none"))
@@ -117,9 +119,8 @@ class MRConv(StreamingModule, IntegerBuffers):
         if backend == "reference" and sync_stats:
             raise ValueError("sync_stats=True needs backend='torch' or 'auto': the reference has local statistics only")
 
-        self.d_model, self.l_max, self.kernel_size = d_model, l_max, kernel_size
-        self.kernel, self.continuous, self.combine, self.norm = kernel, continuous, combine, norm
-        self.bidirectional, self.heads, self.groups = bool(bidirectional), heads, groups
+        self.kernel, self.kernel_size, self.continuous = kernel, kernel_size, continuous
+        self.combine, self.norm, self.heads, self.groups = combine, norm, heads, groups
         self.backend, self.sync_stats = backend, sync_stats
         self.rate, self.merged, self._warned = float(rate), False, False
         if seed is None:
@@ -140,7 +141,7 @@ class MRConv(StreamingModule, IntegerBuffers):
                 device=device,
                 dtype=dtype,
             )
-            for direction in range(1 + self.bidirectional)
+            for direction in range(self.n_directions)
         )
         self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, device=device, dtype=dtype))
         nn.init.normal_(self.D)
@@ -176,7 +177,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         output goes through GELU, in the same pass over memory where that can be.
         """
         check_input(u, self.d_model)
-        u, rate = self._cast(u), self._checked(rate)
+        u, rate = self._cast(u), self._resolve_rate(rate)
         if lengths is None:
             return as_autocast(self.convolve(u, None, rate, gelu))
         lengths = check_lengths(lengths, u.shape[0], u.shape[1])
@@ -228,7 +229,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         """Return the state of `batch` sequences before their first input; device and dtype default to the layer's."""
         self.check_streamable()
         check_positive_int(batch=batch)
-        rate, parameter = self._checked(rate), next(self.parameters())
+        rate, parameter = self._resolve_rate(rate), next(self.parameters())
         streamer = cached(self, rate, MRConv._streamer, refresh=True)  # `.data` writes bypass version counters
         return streamer.initial_state(self.d_model, batch, rate, device or parameter.device, dtype or parameter.dtype)
 
@@ -241,7 +242,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         """
         self.check_streamable()
         check_input(u, self.d_model)
-        streamer = cached(self, self._checked(state.rate), MRConv._streamer)
+        streamer = cached(self, self._resolve_rate(state.rate), MRConv._streamer)
         streamer.check_state(state, u)
         with torch.autocast(u.device.type, enabled=False):
             return streamer.stream(u, state, lambda x: self.convolve(x, None, state.rate)), state
@@ -269,7 +270,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         """
         check_choice("form", form, ("sliding", "fourier"))
         self.check_streamable()
-        rate = self._checked(rate)
+        rate = self._resolve_rate(rate)
         kernel = None if self.merged else self.directions[0].kernel
         if not isinstance(kernel, FourierKernel):
             what = "a merged layer" if kernel is None else f"kernel={self.kernel!r}"
@@ -282,7 +283,7 @@ class MRConv(StreamingModule, IntegerBuffers):
     def choice(self, u: Tensor, rate: float | None = None) -> ops.Choice:
         """Tell which op runs for inputs like u (B, L, d_model) in the present mode, and what the others would cost."""
         check_input(u, self.d_model)
-        rate, x = self._checked(rate), self._cast(u[:1, :1]).transpose(1, 2)  # its dtype and device are what counts
+        rate, x = self._resolve_rate(rate), self._cast(u[:1, :1]).transpose(1, 2)  # only its dtype and device matter
         if self.backend == "reference" and not self.merged:
             return ops.Choice("reference", False, {})
         if self.uses_batch_statistics:
@@ -300,7 +301,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         With `include_skip`, the skip D is added to tap 0. A merged layer returns what it stores: D is in tap 0
         if groups = 1.
         """
-        rate = self._checked(rate)
+        rate = self._resolve_rate(rate)
         reach = resampled(self.l_max, rate)
         ahead = reach if self.bidirectional else 0
         if self.merged:
@@ -325,7 +326,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         rate it has that many times l_max taps. The skip D is not in it, but for a layer that is merged already:
         there tap 0 holds it (if groups = 1).
         """
-        rate = self._checked(rate)
+        rate = self._resolve_rate(rate)
         values, lags, bias = self.merged_kernel(rate)
         reach = resampled(self.l_max, rate)
         ahead = reach if self.bidirectional else 0
@@ -341,7 +342,7 @@ class MRConv(StreamingModule, IntegerBuffers):
         The state dict then holds `weight`, `bias` and, where the kernel is taps, their `lags`; `D` is in tap 0, and
         apart only if groups > 1. Merging again changes nothing.
         """
-        rate = self._checked(rate)
+        rate = self._resolve_rate(rate)
         if self.merged:
             return self
         assert self.D is not None
@@ -391,7 +392,7 @@ class MRConv(StreamingModule, IntegerBuffers):
             f"heads={self.heads}, groups={self.groups}, {state}"
         )
 
-    def _checked(self, rate: float | None) -> float:
+    def _resolve_rate(self, rate: float | None) -> float:
         if rate is None:
             return self.rate
         check_rate(rate, self.kernel, self.continuous)
@@ -478,25 +479,23 @@ class MRConv(StreamingModule, IntegerBuffers):
             self.lags = torch.zeros_like(lags, device=fresh.device)
 
 
-def _refuse_peers(model: nn.Module, rate: float) -> None:
-    """Refuse another rate where there are mixers that would not keep it."""
-    from .baselines.long_convolution import Mixer
-
-    for name, module in model.named_modules():
-        if isinstance(module, Mixer):
-            raise ValueError(
-                f"rate={rate!r}: {name or 'it'} is a {type(module).__name__}, which is not merged at a rate; give the "
-                f"rate to each call of the model instead"
-            )
-
-
 def reparameterize(model: M, rate: float | None = None) -> M:
     """Merge every MRConv of a model in place and put the model in eval mode; returns the model."""
     if rate not in (None, 1):
-        _refuse_peers(model, rate)
+        _check_all_merge(model, rate)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MRConv)}
     for name, layer in layers.items():
         layer.check_mergeable(name or "the layer")
     for layer in layers.values():
         layer.reparameterize(rate)
     return model.eval()
+
+
+def _check_all_merge(model: nn.Module, rate: float) -> None:
+    """Reject a model with mixers that merging does not bring to another rate."""
+    for name, module in model.named_modules():
+        if isinstance(module, Mixer) and not isinstance(module, MRConv):
+            raise ValueError(
+                f"rate={rate!r}: {name or 'the model'} is a {type(module).__name__}, which is not merged at a rate; "
+                f"pass the rate to each call of the model instead"
+            )

@@ -9,7 +9,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .branches import Branches
 from .kernels import Kernel
-from .layer import MRConv
 
 
 def param_groups(model: nn.Module, lr: float, weight_decay: float, kernel_lr: float = 0.001) -> list[dict[str, Any]]:
@@ -30,7 +29,7 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float, kernel_lr: fl
             if p in seen or not p.requires_grad:
                 continue
             seen.add(p)
-            if in_kernel or name in named or (isinstance(module, MRConv) and name == "weight"):
+            if in_kernel or name in named:
                 kernel.append(p)
             elif name in ("bias", "gamma") or isinstance(module, (Branches, _BatchNorm, nn.LayerNorm)):
                 plain.append(p)

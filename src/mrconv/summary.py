@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from . import ops
-from .baselines.long_convolution import Mixer
 from .example_inputs import random_inputs
 from .hub import Model
 from .layer import MRConv, reparameterize
+from .mixers import Mixer
 from .vision.flattening import DepthwiseConv, FlatMixer
 
 
@@ -68,7 +68,7 @@ def parts(model: Model) -> list[Part]:
     with counter:
         merged(*random_inputs(merged))
     found = counter.get_flop_counts()
-    mixers = [name for name, module in merged.named_modules() if isinstance(module, MRConv | Mixer | DepthwiseConv)]
+    mixers = [name for name, module in merged.named_modules() if isinstance(module, Mixer | DepthwiseConv)]
     root = type(merged).__name__
 
     def operations(name: str) -> int:
@@ -95,7 +95,7 @@ def _parts(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
 
 def _about(module: nn.Module) -> str:
     """Return a word on a part's mixers: how many, and the first one's shape."""
-    mixers = [m for m in module.modules() if isinstance(m, FlatMixer | DepthwiseConv | Mixer | MRConv)]
+    mixers = [m for m in module.modules() if isinstance(m, FlatMixer | DepthwiseConv | Mixer)]
     mixers = [m for m in mixers if not any(m in other.children() for other in mixers)]
     if not mixers:
         return ""

@@ -1,8 +1,9 @@
-"""Registries: classes that users refer to by name, such as kernels, mixers and tasks."""
+"""Registries of classes by name: kernels, mixers, tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from .suggest import closest
@@ -12,31 +13,42 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 class Registry(Generic[T]):
-    """A mapping from names to classes of one kind."""
+    """Classes of one kind by name.
 
-    def __init__(self, kind: str) -> None:
+    `entry_points` maps names to classes as "module:Class", which are imported when they are first asked for.
+    """
+
+    def __init__(self, kind: str, entry_points: Mapping[str, str] | None = None) -> None:
         self.kind = kind
-        self.entries: dict[str, type[T]] = {}
+        self.entries: dict[str, type[T] | str] = dict(entry_points or {})
 
     def register(self, name: str) -> Callable[[_Class], _Class]:
-        """Return a class decorator that registers a class under a name; a name that another class has raises."""
+        """Return a class decorator that registers a class by a name; raises if another class has that name."""
 
-        def decorate(cls: _Class) -> _Class:
-            taken: type[Any] = self.entries.get(name, cls)
-            if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise ValueError(f"{self.kind} name {name!r} is taken by {taken.__module__}.{taken.__qualname__}")
+        def register(cls: _Class) -> _Class:
+            path = _path(cls)
+            taken = _path(self.entries.get(name, path))
+            if taken != path:
+                raise ValueError(f"{self.kind} name {name!r} is taken by {taken.replace(':', '.')}")
             self.entries[name] = cls
             return cls
 
         return decorate
 
     def names(self) -> list[str]:
-        """Return all registered names in order."""
+        """Return all names, sorted."""
         return sorted(self.entries)
 
     def get(self, name: str) -> type[T]:
-        """Return the class registered under a name; an unknown name raises ValueError with a suggestion."""
+        """Return the class of a name; raises for an unknown one and suggests the closest."""
         if not isinstance(name, str) or name not in self.entries:
-            known = ", ".join(self.names())
-            raise ValueError(f"{self.kind} must be one of {known}; got {name!r}{closest(name, self.entries)}")
-        return self.entries[name]
+            hint = closest(name, self.entries)
+            raise ValueError(f"{self.kind} must be one of {', '.join(self.names())}; got {name!r}{hint}")
+        entry = self.entries[name]
+        if isinstance(entry, str):
+            entry = self.entries[name] = pkgutil.resolve_name(entry)
+        return entry
+
+
+def _path(entry: type[Any] | str) -> str:
+    return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"

@@ -1,13 +1,13 @@
-"""The paper's peers as mixers that can stand where `MRConv` stands, each in one file with its equation.
+"""The paper's baselines as mixers, each in one file with its equation.
 
-`mixer_class(name)(d_model, l_max, **options)` maps (B, L, d_model) to the same, with MRConv's arguments `lengths`,
-`rate` and `gelu`. Put one into a block with `block.layer = mixer`.
+`mixer_class(name)(d_model, l_max, **options)` builds one. It maps (B, L, d_model) to the same shape and takes MRConv's
+arguments `lengths`, `rate` and `gelu`. Blocks and models take a mixer by name: `MRConvBlock(..., mixer=name)`.
 """
 
-from ..layer import MRConv
+from ..mixers import Mixer, freeze, make_mixer, mixer_class, mixer_names, register_mixer
 from .implicit import CKConv, HyenaFilter
 from .liquid_s4 import LiquidS4
-from .long_convolution import LongConvolution, Mixer, freeze, make_mixer, mixer_class, mixer_names, register_mixer
+from .long_convolution import LongConvolution
 from .longconv import LongConv
 from .mamba import Mamba
 from .mega import Mega, MegaChunk
@@ -18,8 +18,6 @@ from .s4d import S4D
 from .s5 import S5
 from .sgconv import SGConv
 from .transformer import Attention
-
-register_mixer("mrconv")(MRConv)
 
 __all__ = [
     "S4",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._utils.checks import check_positive_int
-from .long_convolution import LongConvolution, parameter, register_mixer, wide
+from .long_convolution import LongConvolution, parameter, wide
 
 
 class ImplicitConvolution(LongConvolution):
@@ -25,10 +25,9 @@ class ImplicitConvolution(LongConvolution):
     def kernel(self, length: int, rate: float) -> Tensor:
         """Return f at the input's lags, scaled so that the sum stays the same at every rate."""
         lag = torch.arange(length, device=self.D.device, dtype=wide(self.D).dtype) / rate
-        return self.network(lag).T.reshape(self.directions, self.d_model, length) / rate
+        return self.network(lag).T.reshape(self.n_directions, self.d_model, length) / rate
 
 
-@register_mixer("ckconv")
 class CKConv(ImplicitConvolution):
     """f(t) = W_3 sin(w0 (W_2 sin(w0 (W_1 tau + b_1)) + b_2)) + b_3, a SIREN of tau = 2 t / l_max - 1.
 
@@ -60,7 +59,7 @@ class CKConv(ImplicitConvolution):
         if not omega > 0:
             raise ValueError(f"omega must be positive; got {omega!r}")
         self.omega = omega
-        sizes = [1, *[width] * (depth - 1), self.directions * d_model]
+        sizes = [1, *[width] * (depth - 1), self.n_directions * d_model]
         self.layers = linear_layers(sizes, device=device, dtype=dtype)
         layer: Any
         for i, layer in enumerate(self.layers):
@@ -86,7 +85,6 @@ class CKConv(ImplicitConvolution):
         return x * torch.exp(-((lag / self.l_max / wide(self.log_sigma).exp()) ** 2) / 2)[:, None]
 
 
-@register_mixer("hyena")
 class HyenaFilter(ImplicitConvolution):
     """f(t) = window(t) FFN(t): the filter of Hyena (Poli et al., 2023, section 3.3), without its gates.
 
@@ -121,13 +119,13 @@ class HyenaFilter(ImplicitConvolution):
     ) -> None:
         super().__init__(d_model, l_max, bidirectional, device=device, dtype=dtype)
         check_positive_int(width=width, depth=depth, bands=bands)
-        sizes = [1 + 2 * bands, *[width] * (depth - 1), self.directions * d_model]
+        sizes = [1 + 2 * bands, *[width] * (depth - 1), self.n_directions * d_model]
         self.layers = linear_layers(sizes, device=device, dtype=dtype)
         self.layers[-1].register_parameter("bias", None)
         self.omega = parameter(torch.full((width,), omega), device, dtype)
         slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
         like: Any = {"device": self.D.device, "dtype": self.D.dtype}
-        self.register_buffer("delta", torch.linspace(slow, fast, d_model, **like).repeat(self.directions))
+        self.register_buffer("delta", torch.linspace(slow, fast, d_model, **like).repeat(self.n_directions))
         self.register_buffer("bands", torch.linspace(1e-4, bands - 1, bands, **like))
 
     def network(self, lag: Tensor) -> Tensor:

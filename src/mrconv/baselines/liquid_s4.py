@@ -11,11 +11,10 @@ from torch.nn import functional as F
 from .._utils.checks import check_positive_int
 from ..ops import compute_dtype
 from ..streaming.state import MixerState
-from .long_convolution import as_complex, register_mixer
+from .long_convolution import as_complex
 from .s4 import S4, inner
 
 
-@register_mixer("liquid-s4")
 class LiquidS4(S4):
     """y = k * u + D u + sum_{p=2}^{degree} (C Bbar^p) u[t] u[t-1] ... u[t-p+1], with k of S4.
 

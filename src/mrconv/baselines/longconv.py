@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._utils.checks import check_choice, check_count, check_fraction
-from .long_convolution import LongConvolution, normal, parameter, register_mixer, wide
+from .long_convolution import LongConvolution, normal, parameter, wide
 
 
-@register_mixer("longconv")
 class LongConv(LongConvolution):
     """y = squash(smooth(k)) * u + D u with l_max free taps per channel.
 
@@ -48,7 +47,7 @@ class LongConv(LongConvolution):
         if lam < 0:
             raise ValueError(f"lam must not be negative; got {lam!r}")
         self.lam, self.smooth, self.kernel_dropout = lam, smooth, kernel_dropout
-        k = normal(self.directions, d_model, l_max) * (0.02 if init == "geometric" else 0.002)
+        k = normal(self.n_directions, d_model, l_max) * (0.02 if init == "geometric" else 0.002)
         if init == "geometric":
             speed = (d_model / 2) ** (torch.arange(d_model, dtype=k.dtype, device="cpu") / d_model)
             k *= torch.exp(-torch.outer(speed, torch.arange(l_max, dtype=k.dtype, device="cpu") / l_max))

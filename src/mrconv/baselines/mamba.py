@@ -11,11 +11,10 @@ from torch.nn import functional as F
 
 from .._utils.checks import check_positive_int
 from ..streaming.state import MixerState
-from .long_convolution import register_mixer, wide
+from .long_convolution import wide
 from .transformer import ProjectedMixer
 
 
-@register_mixer("mamba")
 class Mamba(ProjectedMixer):
     """y = W_o (scan(x) silu(z)), with x = silu(short_conv(W_x u)) and z = W_z u, E = expand d_model channels each.
 
@@ -72,7 +71,7 @@ class Mamba(ProjectedMixer):
             dt = self.dt.bias.uniform_(math.log(dt_min), math.log(dt_max)).exp()
             self.dt.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus undone
 
-    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+    def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Scan; what comes after a position, padding too, has no part in its output."""
         x, z = self.into(u).chunk(2, -1)
         x = F.silu(short_conv(x, self.conv))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from .. import ops
 from .._utils.checks import check_choice, check_positive_int
 from ..streaming.state import KeyValueCache, MixerState
-from .long_convolution import KeptKernel, register_mixer, wide
+from .long_convolution import KeptKernel, wide
 from .transformer import ProjectedMixer, key_mask
 
 
@@ -198,7 +198,6 @@ def laplace(scores: Tensor) -> Tensor:
     return (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))) / 2
 
 
-@register_mixer("mega")
 class Mega(ProjectedMixer):
     """y = GatedAttention(x, silu(EMA(x))).
 
@@ -229,7 +228,7 @@ class Mega(ProjectedMixer):
         self.ema = EMA(d_model, d_ema, **shared)
         self.gated = GatedAttention(d_model, l_max, **own, **shared)
 
-    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+    def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Average and attend."""
         return self.gated(u, F.silu(self.ema(u)), lengths)
 
@@ -253,7 +252,6 @@ class Mega(ProjectedMixer):
         return self.gated.stream(u, F.silu(torch.stack(outputs, 1)).to(u.dtype), state.cache)
 
 
-@register_mixer("mega-chunk")
 class MegaChunk(Mega):
     """`Mega` with attention within chunks: linear in the length."""
 

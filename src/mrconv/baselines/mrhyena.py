@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from .._utils.checks import check_positive_int, valid_mask
 from ..layer import MRConv
 from ..streaming.state import MixerState
-from .long_convolution import register_mixer
 from .mamba import short_conv
 from .mega import GatedAttention
 from .transformer import ProjectedMixer
@@ -23,6 +22,8 @@ class WithMRConv(ProjectedMixer):
 
     It runs at one rate only: what stands around the MRConv counts in samples.
     """
+
+    takes_layer_options = True
 
     def __init__(
         self,
@@ -44,7 +45,6 @@ class WithMRConv(ProjectedMixer):
         return MixerState(rate, [], conv=self.conv.initial_state(batch))
 
 
-@register_mixer("mrhyena")
 class MRHyena(WithMRConv):
     """y = W_o (x2 MRConv(x1 v)) + b_o, with (x1, x2, v) = short_conv(W u + b): a Hyena of order 2 (Poli et al., 2023).
 
@@ -73,7 +73,7 @@ class MRHyena(WithMRConv):
         self.short = nn.Conv1d(inner, inner, d_conv, groups=inner, device=device, dtype=dtype)
         self.out = nn.Linear(d_model, d_model, device=device, dtype=dtype)
 
-    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+    def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Gate, convolve, gate; a centred short convolution must not see what the bias makes of padding."""
         x = self.into(u)
         if lengths is not None:
@@ -102,7 +102,6 @@ class MRHyena(WithMRConv):
         return self.short.kernel_size[0] // 2 if self.bidirectional else 0
 
 
-@register_mixer("mrconv-attention")
 class MRConvAttention(WithMRConv):
     """y = GatedAttention(x, silu(MRConv(x))): MEGA with an MRConv for the moving average (Ma et al., 2022).
 
@@ -139,7 +138,7 @@ class MRConvAttention(WithMRConv):
             dtype=dtype,
         )
 
-    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+    def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Convolve and attend."""
         return self.gated(u, F.silu(self.conv(u, lengths, rate)), lengths)
 

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from .. import ops
 from .._utils.checks import check_choice, check_positive_int
-from .long_convolution import KeptKernel, Mixer, parameter, register_mixer, wide
+from ..mixers import Mixer
+from .long_convolution import KeptKernel, parameter, wide
 
 
-@register_mixer("multiresconv")
 class MultiresConv(KeptKernel, Mixer):
     """A causal wavelet tree of shared filters h0, h1, and a weighted sum of its coefficients.
 

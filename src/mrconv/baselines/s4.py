@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .long_convolution import as_complex, parameter, register_mixer
+from .long_convolution import as_complex, parameter
 from .s4d import S4D, legs_normal_part
 
 
-@register_mixer("s4")
 class S4(S4D):
     """x' = A x + B u, y = 2 Re(C x) + D u with A = diag(Lambda) - P P^*, HiPPO-LegS at first, bilinear in time.
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from .._utils.checks import check_choice, check_positive_int
 from ..streaming.state import MixerState
-from .long_convolution import LongConvolution, as_complex, normal, parameter, register_mixer, wide
+from .long_convolution import LongConvolution, as_complex, normal, parameter, wide
 
 
-@register_mixer("s4d")
 class S4D(LongConvolution):
     """x' = A x + B u, y = 2 Re(C x) + D u with a diagonal A, run as the convolution k[t] = 2 Re(C Abar^t Bbar).
 
@@ -63,7 +62,7 @@ class S4D(LongConvolution):
         self.log_decay = parameter((-A.real).log().repeat(n_ssm, 1), **factory)
         self.frequency = parameter(A.imag.repeat(n_ssm, 1), **factory)
         self.B = parameter(B.repeat(n_ssm, 1), **factory)
-        C = normal(self.directions, d_model, d_state // 2, dtype=torch.complex128)
+        C = normal(self.n_directions, d_model, d_state // 2, dtype=torch.complex128)
         self.C = parameter(C, **factory)
 
     def diagonal(self) -> Tensor:

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._utils.checks import check_choice, check_positive_int
+from ..mixers import Mixer
 from ..ops import compute_dtype
 from ..streaming.state import MixerState
-from .long_convolution import Mixer, as_complex, normal, parameter, register_mixer, wide
+from .long_convolution import as_complex, normal, parameter, wide
 from .s4d import check_even, discretize, legs_normal_part, log_uniform
 
 
-@register_mixer("s5")
 class S5(Mixer):
     """x' = A x + B u, y = 2 Re(C x) + D u with vectors u, y (d_model) and a diagonal A (N/2), discretised per state.
 
@@ -58,7 +58,7 @@ class S5(Mixer):
         A, _, _, V = legs_normal_part(d_state // blocks)
         A, V = A.repeat(blocks), torch.block_diag(*[V] * blocks)
         B = normal(d_state, d_model) / d_model**0.5
-        C = normal(self.directions, d_model, d_state) * (2 / d_state) ** 0.5
+        C = normal(self.n_directions, d_model, d_state) * (2 / d_state) ** 0.5
         self.log_dt = parameter(log_uniform(dt_min, dt_max, d_state // 2), device, dtype)
         self.log_decay = parameter((-A.real).log(), device, dtype)
         self.frequency = parameter(A.imag, device, dtype)

@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from .._utils.checks import check_count, check_positive_int, positive_pair
 from ..kernels import resampled
-from .long_convolution import LongConvolution, normal, parameter, register_mixer, wide
+from .long_convolution import LongConvolution, normal, parameter, wide
 
 
-@register_mixer("sgconv")
 class SGConv(LongConvolution):
     """y = k * u + D u with k = (1/Z) Cat(alpha^(N-1) up_1(w_0), alpha^(N-2) up_1(w_1), alpha^(N-3) up_2(w_2), ...).
 
@@ -56,12 +55,12 @@ class SGConv(LongConvolution):
         scales = max(1, 1 + math.ceil(math.log2(l_max / kernel_size)) - init_scale)
         self.factors = [2 ** (max(0, i - 1) + init_scale) for i in range(scales)]
         self.w = nn.ParameterList(
-            parameter(normal(self.directions, d_model, kernel_size), device, dtype) for _ in range(scales)
+            parameter(normal(self.n_directions, d_model, kernel_size), device, dtype) for _ in range(scales)
         )
         low, high = positive_pair("decay", decay)
         like: Any = {"device": self.D.device, "dtype": self.D.dtype}
         self.register_buffer("decay", torch.linspace(low, high, d_model, **like)[:, None])
-        self.register_buffer("Z", torch.ones(self.directions, d_model, 1, **like))
+        self.register_buffer("Z", torch.ones(self.n_directions, d_model, 1, **like))
         with torch.no_grad():
             self.Z.copy_(self.kernel(kernel_size * sum(self.factors), 1.0).norm(dim=-1, keepdim=True))
 

@@ -8,40 +8,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._utils.checks import check_choice, check_input, check_lengths, check_positive_int, valid_mask
+from .._utils.checks import check_choice, check_positive_int
+from ..mixers import Mixer
 from ..ops import compute_dtype
 from ..streaming.state import KeyValueCache, MixerState
-from .long_convolution import Mixer, register_mixer
 
 
 class ProjectedMixer(Mixer):
-    """A mixer with projections, whose biases make padding into something: `transform` has to be told the lengths.
+    """A mixer with linear projections. It needs the lengths, because biases make padding nonzero.
 
-    Autocast stays on, for the projections.
+    Autocast stays enabled, for the projections.
     """
 
     projects = True
 
-    def forward(
-        self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
-    ) -> Tensor:
-        """Mix u (B, L, d_model) over its length, in u's dtype; positions from `lengths` (B,) on are as if absent."""
-        check_input(u, self.d_model)
-        rate = self._checked(rate)
-        if lengths is None:
-            y = self.transform(u, None, rate)
-        else:
-            lengths = check_lengths(lengths, u.shape[0], u.shape[1])
-            padding = ~valid_mask(lengths, u)
-            y = self.transform(u.masked_fill(padding, 0), lengths, rate).masked_fill(padding, 0)
+    def transform(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool) -> Tensor:
+        """Mix u (B, L, d_model), in u's dtype."""
+        y = self.mix_padded(u, lengths, rate)
         return (F.gelu(y) if gelu else y).to(u.dtype)
 
-    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        """Mix u (B, L, d_model), zero from `lengths` on, where the output is of no use."""
+    def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Mix u (B, L, d_model), which is zero from `lengths` on; the output there is discarded."""
         raise NotImplementedError
 
 
-@register_mixer("attention")
 class Attention(ProjectedMixer):
     """y = W_o concat_h softmax(q_h k_h^T / sqrt(E)) v_h, with q, k, v = W u + b and E = d_model / n_heads.
 
@@ -77,7 +67,7 @@ class Attention(ProjectedMixer):
             self.embedding = nn.Parameter(torch.empty(l_max, d_model, **factory))
             nn.init.normal_(self.embedding, std=0.02)
 
-    def transform(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+    def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Attend; padding needs a mask only where a query could look ahead at it."""
         L = u.shape[1]
         q, k, v = self.project(self.placed(u, slice(L), L), 0)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mrconv import MRConvBlock, reparameterize
-from mrconv.baselines import freeze, mixer_class, mixer_names
+from mrconv.mixers import freeze, mixer_class, mixer_names
 
 from . import candidates as make
 from . import shapes

@@ -67,7 +67,8 @@ class Step(nn.Module):
         self.layers: list[WindowedConv] = []
         for block in self._backbone(self.model)._blocks():
             if not isinstance(block.layer, MRConv):
-                raise ValueError(f"a step is exported of MRConv only; mixer={model.config.mixer!r} has no such form")
+                mixer = getattr(model.config, "mixer", None)
+                raise ValueError(f"a step is exported of MRConv only; mixer={mixer!r} has no such form")
             block.layer.check_streamable()
             self.layers.append(WindowedConv(block.layer))
             block.layer = self.layers[-1]  # type: ignore[assignment]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from mrconv import MRConv, MRConvNeXt, reparameterize
-from mrconv.baselines.long_convolution import Mixer
 from mrconv.example_inputs import random_inputs
 from mrconv.hub import Model
 from mrconv.kernels import resampled
+from mrconv.mixers import Mixer
 from mrconv.tasks import Prepared
 from mrconv.tasks.preprocessing import Inputs
 
@@ -63,8 +63,8 @@ def evaluate(
         model = saved_model(folder / MERGED)
     else:
         model = saved_model(folder / MODEL)
-        if rate != 1 and any(isinstance(module, Mixer) for module in model.modules()):
-            merged = False  # a peer is told its rate with every call
+        if rate != 1 and any(isinstance(m, Mixer) and not isinstance(m, MRConv) for m in model.modules()):
+            merged = False  # a baseline takes its rate with every call
         if merged:
             reparameterize(model, rate)
     size = data.facts.get("size")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,8 @@ def kernel_maps(model: nn.Module, out: Path) -> None:
 @torch.no_grad()
 def shift_images(mixer: FlatMixer) -> torch.Tensor:
     """Return a mixer's merged kernels (C, 2 H + 1, W) by shift, without the skip D (a merged layer's has it)."""
-    past, future = mixer.layer.k_rep()[0].detach().double().cpu()
+    layer: Any = mixer.layer
+    past, future = layer.k_rep()[0].detach().double().cpu()
     return shifts(torch.cat([future.flip(1), past], 1), mixer.grid)
 
 

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mrconv.baselines import mixer_class
+from mrconv.mixers import mixer_class
 from mrconv.tasks import DataError
 
 from .experiment import Experiment, check_key

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._utils.checks import check_fraction, check_positive_int, check_rate
-from ..block import SequenceLayerNorm, _peer
+from ..block import SequenceLayerNorm
 from ..config import VisionConfig
 from ..hub import Model
-from ..layer import MRConv
+from ..mixers import make_mixer
 from .flattening import ONE, DepthwiseConv, FlatMixer, Grid, Rate, draw
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -181,9 +181,7 @@ class MRConvNeXt(Model):
             return DepthwiseConv(dim, **factory)
         seed = None if c.seed is None else c.seed + 2 * block  # two directions each
         options = c.layer() | {"kernel_size": c.kernel_sizes[stage], "seed": seed}
-        if c.mixer == "mrconv":
-            return FlatMixer(MRConv(dim, length, **options, **factory), grid)
-        return FlatMixer(_peer(c.mixer, dim, length, c.mixer_options or {}, options, **factory), grid)
+        return FlatMixer(make_mixer(c.mixer, dim, length, c.mixer_options, options, **factory), grid)
 
     @property
     def image_size(self) -> Grid:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..layer import MRConv, as_autocast
+from ..mixers import Mixer
 
 Grid = tuple[int, int]
 """Height and width of a map."""
@@ -102,7 +103,7 @@ class DepthwiseConv(nn.Conv2d):
 class FlatMixer(nn.Module):
     """A mixer of sequences over maps (B, H, W, C), flattened row by row."""
 
-    def __init__(self, layer: MRConv, grid: Grid) -> None:
+    def __init__(self, layer: Mixer, grid: Grid) -> None:
         super().__init__()
         self.layer, self.grid = layer, grid
 
@@ -122,16 +123,16 @@ class FlatMixer(nn.Module):
 
     def kernel_for(self, grid: Grid, rate: Rate) -> tuple[Tensor, Tensor]:
         """Return the merged kernel (C, 2 H W) and bias (C,) for maps of another size, from the running statistics."""
-        self.check(rate)
-        (past, future), bias = self.layer.k_rep()
+        layer = self.check(rate)
+        (past, future), bias = layer.k_rep()
         kernel = laid_out(torch.cat([future.flip(1), past], 1), self.grid, grid, rate)
-        if self.layer.D is not None:
+        if layer.D is not None:
             L = grid[0] * grid[1]
-            kernel = kernel + F.pad(self.layer.D[:, None].to(kernel.dtype), (L, L - 1))
+            kernel = kernel + F.pad(layer.D[:, None].to(kernel.dtype), (L, L - 1))
         return kernel, bias
 
-    def check(self, rate: Rate) -> None:
-        """Refuse what cannot be done at another size."""
+    def check(self, rate: Rate) -> MRConv:
+        """Return the layer if it can run on maps of another size or rate; raise an error if it cannot."""
         layer, H, W = self.layer, *self.grid
         if not isinstance(layer, MRConv):
             raise ValueError(f"{type(layer).__name__} runs on maps of {H}x{W} only: resize the pictures")
@@ -150,3 +151,4 @@ class FlatMixer(nn.Module):
                 "a merged model cannot be resampled, as its kernels hold the skip D: resample the trained one, with "
                 "model.resized(image_size), or pass rate=1 to take the pictures at the scale of training"
             )
+        return layer

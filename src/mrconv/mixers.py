@@ -1,0 +1,240 @@
+"""The `Mixer` protocol and the registry of mixers: layers that mix a sequence over time, in a block."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from numbers import Real
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ._utils.checks import check_input, check_lengths, check_positive_int, valid_mask
+from ._utils.registry import Registry
+from ._utils.suggest import closest
+from .streaming.parameter_cache import cached
+from .streaming.state import MixerState
+from .streaming.streaming_module import StreamingModule
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Mixer(StreamingModule, nn.Module):
+    """A layer that maps sequences (B, L, d_model) to (B, L, heads * d_model), mixing over L.
+
+    A subclass implements `mix`, or `transform` if it needs the lengths. A mixer that can stream also implements
+    `begin` and either `run` or `advance`. `MRConv`, whose state has another form, overrides `forward`,
+    `initial_state` and `stream` instead.
+    """
+
+    continuous: bool = False
+    """Whether the mixer can run at a sampling rate other than that of training."""
+
+    kernel_parameters: ClassVar[tuple[str, ...]] = ()
+    """Parameters or submodules that the paper trains with a separate learning rate and without weight decay."""
+
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Options of the parent classes that this class sets itself."""
+
+    takes_layer_options: ClassVar[bool] = False
+    """Whether it takes the options of `MRConv`, for itself or for an MRConv inside."""
+
+    projects: ClassVar[bool] = False
+    """Whether it consists of linear projections, and so runs under autocast."""
+
+    heads = 1
+
+    def __init__(self, d_model: int, l_max: int, bidirectional: bool = False) -> None:
+        super().__init__()
+        check_positive_int(d_model=d_model, l_max=l_max)
+        self.d_model, self.l_max, self.bidirectional = d_model, l_max, bool(bidirectional)
+
+    @property
+    def n_directions(self) -> int:
+        """2 if bidirectional, else 1."""
+        return 1 + self.bidirectional
+
+    def forward(
+        self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
+    ) -> Tensor:
+        """Mix u (B, L, d_model) over its length, in u's dtype, and apply GELU if `gelu` is set.
+
+        Positions from `lengths` (B,) on are treated as absent: zero in, zero out. `rate` is the sampling rate relative
+        to that of training.
+        """
+        check_input(u, self.d_model)
+        rate = self._resolve_rate(rate)
+        if lengths is None:
+            return self.transform(u, None, rate, gelu)
+        lengths = check_lengths(lengths, u.shape[0], u.shape[1])
+        padding = ~valid_mask(lengths, u)
+        return self.transform(u.masked_fill(padding, 0), lengths, rate, gelu).masked_fill(padding, 0)
+
+    def transform(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool) -> Tensor:
+        """Mix u (B, L, d_model), which is zero from `lengths` on; the output there is discarded."""
+        with torch.autocast(u.device.type, enabled=False):
+            return self.mix(u.transpose(1, 2), rate, gelu).transpose(1, 2)
+
+    def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
+        """Mix x (B, d_model, L); called with autocast disabled."""
+        raise NotImplementedError
+
+    def initial_state(
+        self,
+        batch: int,
+        *,
+        rate: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Any:
+        """Return the state of `batch` sequences before their first input, in the dtypes the mixer computes in."""
+        self.check_streamable()
+        check_positive_int(batch=batch)
+        if dtype is not None:
+            raise ValueError(f"dtype={dtype}: the state of {type(self).__name__} has the dtypes that it computes in")
+        rate = self._resolve_rate(rate)
+        with torch.inference_mode(False), torch.no_grad():
+            state = self.begin(batch, rate)
+        cached(self, rate, type(self).constants, refresh=True)
+        return state if device is None else state.to(device)
+
+    @torch.no_grad()
+    def stream(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Process the next positions u (B, T, d_model); return their outputs, equal to `forward`'s, and the state.
+
+        The state is updated in place and returned. There are no gradients.
+        """
+        self.check_streamable()
+        check_input(u, self.d_model)
+        state.check_batch(u)
+        with nullcontext() if self.projects else torch.autocast(u.device.type, enabled=False):
+            return self.run(u, state).to(u.dtype), state
+
+    def begin(self, batch: int, rate: float) -> MixerState:
+        """Return the state before the first input, with zeros in all its tensors."""
+        raise ValueError(f"{type(self).__name__} is no recurrence: it has no state and cannot stream")
+
+    def constants(self, rate: float) -> Any:
+        """Return the values that all steps at a rate share."""
+
+    def run(self, u: Tensor, state: MixerState) -> Tensor:
+        """Process u (B, T, d_model) position by position, updating the state."""
+        constants, memory, outputs = cached(self, state.rate, type(self).constants), state.memory, []
+        for x in u.unbind(1):
+            y, memory = self.advance(x, memory, constants)
+            outputs.append(y)
+        state.remember(memory)
+        return torch.stack(outputs, 1)
+
+    def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
+        """Process one position u (B, d_model); return its output and the new memory."""
+        raise NotImplementedError
+
+    def freeze(self) -> None:
+        """Cache what inference would otherwise compute from the parameters in every call; nothing by default."""
+
+    def extra_repr(self) -> str:
+        """Return the description that `print` shows."""
+        return f"{self.d_model}, l_max={self.l_max}, bidirectional={self.bidirectional}"
+
+    def check_streamable(self) -> None:
+        """Raise an error if an output depends on later inputs."""
+        if self.bidirectional:
+            raise ValueError("bidirectional=True cannot stream: an output needs the inputs after it")
+
+    def _resolve_rate(self, rate: float | None) -> float:
+        """Return the rate to run at, 1 by default."""
+        rate = 1.0 if rate is None else rate
+        if not isinstance(rate, Real) or not 0 < rate < float("inf"):
+            raise ValueError(f"rate must be a positive number; got {rate!r}")
+        if rate != 1 and not self.continuous:
+            raise ValueError(f"rate={rate:g}: {type(self).__name__} runs at rate 1 only")
+        return float(rate)
+
+
+def freeze(model: M) -> M:
+    """Cache the kernel of every mixer for inference, up to l_max, and put the model in eval mode; returns the model.
+
+    It does for other mixers what `reparameterize` does for MRConv, in calls under `torch.no_grad`. The parameters
+    stay: longer inputs and other rates use them, and training, gradients and loading weights discard the cache. After
+    changing parameters in place, call it again.
+    """
+    for module in model.modules():
+        if isinstance(module, Mixer):
+            module.freeze()
+    return model.eval()
+
+
+MIXERS: Registry[Mixer] = Registry(
+    "mixer",
+    # Entry points and not imports: blocks build any mixer by name, and the mixers are in modules above this one.
+    {
+        "attention": "mrconv.baselines.transformer:Attention",
+        "ckconv": "mrconv.baselines.implicit:CKConv",
+        "hyena": "mrconv.baselines.implicit:HyenaFilter",
+        "liquid-s4": "mrconv.baselines.liquid_s4:LiquidS4",
+        "longconv": "mrconv.baselines.longconv:LongConv",
+        "mamba": "mrconv.baselines.mamba:Mamba",
+        "mega": "mrconv.baselines.mega:Mega",
+        "mega-chunk": "mrconv.baselines.mega:MegaChunk",
+        "mrconv": "mrconv.layer:MRConv",
+        "mrconv-attention": "mrconv.baselines.mrhyena:MRConvAttention",
+        "mrhyena": "mrconv.baselines.mrhyena:MRHyena",
+        "multiresconv": "mrconv.baselines.multiresconv:MultiresConv",
+        "s4": "mrconv.baselines.s4:S4",
+        "s4d": "mrconv.baselines.s4d:S4D",
+        "s5": "mrconv.baselines.s5:S5",
+        "sgconv": "mrconv.baselines.sgconv:SGConv",
+    },
+)
+register_mixer = MIXERS.register
+"""Class decorator: register a mixer by a name; mixers are built as `cls(d_model, l_max, **options)`."""
+mixer_names = MIXERS.names
+mixer_class = MIXERS.get
+
+
+def make_mixer(
+    name: str, d_model: int, l_max: int, options: Mapping[str, Any] | None, layer: Mapping[str, Any], **factory: Any
+) -> Mixer:
+    """Build a mixer by name, with the mixer's `options` and a block's options of `MRConv`, `layer`.
+
+    A mixer that takes the layer's options gets all of them; any other gets `bidirectional` only.
+    """
+    options, cls = options or {}, mixer_class(name)
+    names = option_names(cls)
+    if name == "mrconv":
+        if options:
+            raise ValueError(f"mixer_options are for mixers other than mrconv: pass {options} as layer options instead")
+        return cls(d_model, l_max, **layer, **factory)
+    for option in options:
+        if option not in names:
+            raise ValueError(f"{name} has no option {option!r}{closest(option, names)}")
+    bidirectional = layer.get("bidirectional", False)
+    if getattr(cls, "takes_layer_options", False):
+        shared = dict(layer)
+    elif "bidirectional" in names:
+        shared = {"bidirectional": bidirectional}
+    elif bidirectional:
+        raise ValueError(f"{name} runs forwards only: bidirectional must be false")
+    else:
+        shared = {}
+    return cls(d_model, l_max, **(shared | dict(options)), **factory)
+
+
+def option_names(cls: type[nn.Module]) -> set[str]:
+    """Return the names of a mixer's options, with those that it passes to its parent class or to an MRConv inside."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        passed_on = {name for name, each in parameters.items() if each.kind is inspect.Parameter.VAR_KEYWORD}
+        names |= set(parameters) - passed_on
+        if not passed_on:
+            break
+    mrconv = mixer_class("mrconv")
+    if getattr(cls, "takes_layer_options", False) and cls is not mrconv:
+        names |= option_names(mrconv)
+    return names - {"self", "d_model", "l_max", "device", "dtype"} - getattr(cls, "fixed", set())
