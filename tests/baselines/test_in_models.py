@@ -65,7 +65,7 @@ def test_options_that_a_mixer_passes_on_are_taken(name, options):
         ({"mixer": "attention", "mixer_options": {"n_head": 2}}, "did you mean 'n_heads'"),
         ({"mixer": "multiresconv", "bidirectional": True}, "multiresconv runs forwards only"),
         ({"mixer": "s4", "mixer_options": {"d_stat": 2}}, "did you mean 'd_state'"),
-        ({"mixer_options": {"d_state": 2}}, "mixer_options are for other mixers"),
+        ({"mixer_options": {"d_state": 2}}, "mixer_options are for mixers other than mrconv"),
     ],
 )
 def test_mistakes_are_named(options, message):
