@@ -25,7 +25,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[_Class], _Class]:
         """Return a class decorator that registers a class by a name; raises if another class has that name."""
 
-        def register(cls: _Class) -> _Class:
+        def decorate(cls: _Class) -> _Class:
             path = _path(cls)
             taken = _path(self.entries.get(name, path))
             if taken != path:
