@@ -91,7 +91,7 @@ def test_a_mistyped_model_option_is_refused_with_the_nearest_right_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 5, "d_input": 1}, r"vocab_size .* and d_input .* exclude each other"),
+        ({"vocab_size": 5, "d_input": 1}, r"vocab_size .* and d_input .* are mutually exclusive"),
         ({"vocab_size": 0}, r"vocab_size must be an integer of at least 1; got 0"),
         ({"vocab_size": 5, "depth": 0}, r"depth must be an integer of at least 1; got 0"),
         ({"vocab_size": 5, "dropout": 1.0}, r"dropout must be a number in \[0, 1\); got 1.0"),
@@ -117,7 +117,7 @@ def test_wrong_model_input():
         SequenceClassifier(d_input=3, **CLASSIFIER)(values.byte())
     with pytest.raises(ValueError, match=r"u must have shape \(batch, length, d_model = 4\); got \(2, 16, 3\)"):
         MRConvBlock(4, 16, prenorm=True)(values)
-    with pytest.raises(ValueError, match=r"first and second must pair up; got 2 and 1"):
+    with pytest.raises(ValueError, match=r"first and second differ in batch size: 2 and 1"):
         TwoTowerClassifier(vocab_size=5, d_model=4, l_max=16, depth=1)(tokens, tokens[:1])
 
 

@@ -1,4 +1,4 @@
-"""The S4-style block around the layer."""
+"""The residual block around a mixer, as in S4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .streaming.streaming_module import StreamingModule
 
 
 class TiedDropout(nn.Module):
-    """Dropout of whole channels: one draw per sequence and channel, the same at all positions of (B, L, D)."""
+    """Dropout of whole channels of (B, L, D): the mask is constant over the length."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class TiedDropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop channels in training; the identity in eval mode."""
+        """Drop channels in training mode; return x in eval mode."""
         if not self.training or self.p == 0:
             return x
         return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), self.p)
@@ -37,17 +37,17 @@ class TiedDropout(nn.Module):
 
 
 class SequenceLayerNorm(nn.LayerNorm):
-    """LayerNorm over channels, which no mask concerns, in the input's dtype: autocast would leave float32 behind."""
+    """LayerNorm over channels that returns the dtype of its input; autocast would return float32."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalise each position of x (B, L, D)."""
+        """Normalise each position of x (B, L, D); the mask has no effect."""
         return super().forward(x).to(x.dtype)
 
 
 def block_norm_module(
     name: str, d_model: int, sync_stats: bool = False, momentum: float | None = 0.1, **factory: Any
 ) -> nn.Module:
-    """Return the norm between blocks by its name; `sync_stats` and `momentum` are a BatchNorm's."""
+    """Return the norm of a block by name; `sync_stats` and `momentum` apply to BatchNorm."""
     check_choice("block_norm", name, ("batch", "layer"))
     if name == "batch":
         return SequenceBatchNorm(d_model, sync_stats=sync_stats, momentum=momentum, **factory)
@@ -85,29 +85,29 @@ class MRConvBlock(StreamingModule, nn.Module):
         self.norm = block_norm_module(block_norm, d_model, **shared, device=device, dtype=dtype)
 
     def forward(self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Transform u (B, L, d_model); positions past `lengths` stay out of the layer and the statistics."""
+        """Transform u (B, L, d_model); positions past `lengths` are hidden from the layer and the statistics."""
         check_input(u, self.layer.d_model)
         mask = None
         if lengths is not None:
             lengths = check_lengths(lengths, u.shape[0], u.shape[1])
             mask = valid_mask(lengths, u)
         x = self.norm(u, mask) if self.prenorm else u
-        return self._mixed(u, self.layer(x, lengths, rate, gelu=True), mask)
+        return self._channel_mixing(u, self.layer(x, lengths, rate, gelu=True), mask)
 
-    def _mixed(self, u: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return what follows the layer and its GELU."""
+    def _channel_mixing(self, u: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply dropout, the gated linear layer, the residual connection and, after it, the norm."""
         x = u + self.dropout(F.glu(self.mix(self.dropout(x)), -1))
         return x if self.prenorm else self.norm(x, mask)
 
     def initial_state(self, batch: int, **options: Any) -> LayerState | MixerState:
-        """Return the layer's state before the first input; the options are those of `MRConv.initial_state`."""
+        """Return the initial state of the layer; the options are those of `MRConv.initial_state`."""
         self.check_streamable()
         return self.layer.initial_state(batch, **options)
 
     @torch.no_grad()
     def stream(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Take the next positions u (B, T, d_model); return their outputs and the state, which is written to."""
+        """Process the next positions u (B, T, d_model); return their outputs and the state, updated in place."""
         self.check_streamable()
         check_input(u, self.layer.d_model)
         y, state = self.layer.stream(self.norm(u) if self.prenorm else u, state)
-        return self._mixed(u, F.gelu(y)), state
+        return self._channel_mixing(u, F.gelu(y)), state

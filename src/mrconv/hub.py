@@ -1,4 +1,4 @@
-"""Saving and loading models: safetensors and a JSON config, with the mixin of `huggingface_hub` if it is there."""
+"""Save and load models: safetensors weights and a JSON config, locally or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .layer import FORMAT_VERSION, MRConv
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 MODEL, MERGED = "model", "merged"
-"""Where a run keeps its model, trained and merged."""
+"""Subfolders of a run with its trained and its merged model."""
 HEADER = ("architecture", "format_version")
 
 
 class _LocalMixin:
-    """What `ModelHubMixin` does, for folders only."""
+    """The local part of `huggingface_hub.ModelHubMixin`, for installations without that package."""
 
     def __init_subclass__(cls, **card: Any) -> None:
         super().__init_subclass__()
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
-        options.pop("model_card_kwargs", None)  # the card is written already
+        options.pop("model_card_kwargs", None)  # the card already exists
         if options:
             raise ImportError(f"save_pretrained: {', '.join(options)} needs huggingface_hub, which is not installed")
         Path(save_directory).mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class _LocalMixin:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is no folder; to load from the hub, install huggingface_hub")
+            raise FileNotFoundError(f"{folder} is not a folder; to load from the hub, install huggingface_hub")
         saved = json.loads((folder / CONFIG).read_text())
         return cls._from_pretrained(model_id=str(folder), **(saved | options))  # type: ignore[attr-defined]
 
@@ -56,15 +56,15 @@ except ImportError:
 
 
 class Model(nn.Module, _Mixin, library_name="mrconv"):
-    """A module made from a config: `Model(**options)`, `Model.from_config(config)`, `Model.from_pretrained(folder)`.
+    """Base class of models: `Model(**options)`, `Model.from_config(config)` or `Model.from_pretrained(folder)`.
 
-    A subclass names its config and builds itself from `self.config` in `build`.
+    A subclass sets `config_class` and creates its modules from `self.config` in `build`.
     """
 
     config_class: ClassVar[type[Config]]
     config: Config
     results: dict[str, Any]
-    """What is known of its training, for the model card: name, task, score by split, and more; saved with it."""
+    """Facts about the training run, saved with the weights and shown in the model card: name, task, scores by split."""
 
     def __init_subclass__(cls, **card: Any) -> None:
         super().__init_subclass__(**card)
@@ -78,30 +78,30 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
     def __init__(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any
     ) -> None:
-        """Build from the config's values, on a device and of a dtype."""
+        """Build the model from the values of its config, on the given device and in the given dtype."""
         super().__init__()
         self.config, self.results = self.config_class.make(options), {}
         self.build(device=device, dtype=dtype)
 
     def build(self, **factory: Any) -> None:
-        """Create the modules, on the device and of the dtype given."""
+        """Create the modules; `factory` is the device and dtype."""
         raise NotImplementedError
 
     @classmethod
     def from_config(cls, config: Config | dict[str, Any], **overrides: Any) -> Self:
-        """Build from a config or a dictionary of its values, such as a saved config.json."""
+        """Build from a config or a dictionary of its values, such as the contents of config.json."""
         options = config if isinstance(config, dict) else vars(config)
         return cls(**{name: value for name, value in options.items() if name not in HEADER} | overrides)
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
-        """Write weights, config and model card into a folder; each file whole or not at all.
+        """Write weights, config and model card into a folder, each file atomically.
 
-        The options are those of `huggingface_hub.ModelHubMixin.save_pretrained`, among them `push_to_hub`;
-        `model_card_kwargs` may give a `license`. A card that someone else wrote stays.
+        The options are those of `huggingface_hub.ModelHubMixin.save_pretrained`, such as `push_to_hub`;
+        `model_card_kwargs` may contain a `license`. An edited model card is kept.
         """
         folder = Path(save_directory)
         parameters = sum(p.numel() for p in self.parameters())
-        card = model_card(self._described(), parameters, self.results, **(options.get("model_card_kwargs") or {}))
+        card = model_card(self._config_json(), parameters, self.results, **(options.get("model_card_kwargs") or {}))
         folder.mkdir(parents=True, exist_ok=True)
         if options.get("push_to_hub"):
             options.setdefault("repo_id", folder.name)
@@ -111,44 +111,44 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
             result = super().save_pretrained(stage, **options)
             kept = (folder / CARD).exists() and MARK not in (folder / CARD).read_text(encoding="utf-8")
             for path in Path(stage).iterdir():
-                path.chmod(mode)  # safetensors' is the owner's alone
+                path.chmod(mode)  # safetensors makes its file readable by the owner only
                 if path.name != CARD or not kept:
                     os.replace(path, folder / path.name)
         return result
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Load from a folder or, with huggingface_hub, from the hub; options override the saved config's.
+        """Load from a folder or, with huggingface_hub, from the hub; options override the saved config.
 
-        `device` and `dtype` are options too, but a saved config has no say in them.
+        `device` and `dtype` are options too; the saved config does not set them.
         """
         given = str(pretrained_model_name_or_path)
         folder = Path(given)
         local = folder.is_dir() or folder.is_absolute() or given.startswith((".", "~")) or given.count("/") > 1
         for name in (CONFIG, WEIGHTS) if local else ():
             if not (folder / name).is_file():
-                raise FileNotFoundError(f"{given} holds no {name}: it is no folder that save_pretrained wrote")
+                raise FileNotFoundError(f"{given} has no {name}: save_pretrained did not write this folder")
         return super().from_pretrained(given, **({"device": None, "dtype": None} | options))
 
-    def _current_config(self) -> Config:
-        """Return the config that rebuilds the model as it now is: merged or not, and at which rate."""
+    def current_config(self) -> Config:
+        """Return the config that rebuilds the model in its present state: merged or not, and at which rate."""
         layers = [m for m in self.modules() if isinstance(m, MRConv)]
         states = {(layer.merged, layer.rate) for layer in layers}
         if len(states) > 1:
-            raise ValueError("the layers of the model are not all merged, or not at one rate: merge all alike or none")
+            raise ValueError("the layers are not all merged, or not at the same rate: merge all of them or none")
         state: dict[str, Any] = dict(zip(("merged", "rate"), states.pop(), strict=True)) if states else {}
         return dataclasses.replace(self.config, **{name: x for name, x in state.items() if hasattr(self.config, name)})
 
-    def _described(self) -> dict[str, Any]:
-        """Return config.json."""
+    def _config_json(self) -> dict[str, Any]:
+        """Return the contents of config.json."""
         header = dict(zip(HEADER, (type(self).__name__, FORMAT_VERSION), strict=True))
-        return header | dataclasses.asdict(self._current_config())
+        return header | dataclasses.asdict(self.current_config())
 
     def _save_pretrained(self, save_directory: Path) -> None:
         state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         metadata = {"format": "pt", "mrconv_format_version": str(FORMAT_VERSION), "results": json.dumps(self.results)}
         save_file(state, save_directory / WEIGHTS, metadata)
-        (save_directory / CONFIG).write_text(json.dumps(self._described(), indent=2) + "\n")
+        (save_directory / CONFIG).write_text(json.dumps(self._config_json(), indent=2) + "\n")
 
     @classmethod
     def _from_pretrained(
@@ -165,10 +165,10 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
         **options: Any,
     ) -> Self:
         if architecture not in [base.__name__ for base in cls.__mro__]:
-            raise ValueError(f"{model_id} holds a {architecture}, not a {cls.__name__}: load it with that class")
+            raise ValueError(f"{model_id} contains a {architecture}, not a {cls.__name__}: load it with that class")
         if format_version > FORMAT_VERSION:
             raise ValueError(
-                f"{model_id} has format {format_version}, newer than this mrconv's {FORMAT_VERSION}: upgrade mrconv"
+                f"{model_id} has format {format_version}; this mrconv reads up to {FORMAT_VERSION}: upgrade mrconv"
             )
         weights = Path(model_id) / WEIGHTS
         if not Path(model_id).is_dir():
@@ -201,31 +201,31 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object."""
+    """Return the JSON object in a file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no object")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must contain a JSON object")
+    return content
 
 
 def model_folder(folder: Path, *names: str) -> Path:
-    """Return the first of a run's models that is there, of MODEL and MERGED; any other folder is a model's own."""
+    """Return the first existing subfolder of a run among `names` (MODEL, MERGED), or the folder itself."""
     return next((folder / name for name in names if (folder / name / CONFIG).exists()), folder)
 
 
 def saved_model(folder: Path) -> Model:
-    """Return a saved model, of the class that its config.json names."""
+    """Load a saved model as the class that its config.json names."""
     config = folder / CONFIG
     if not config.exists():
-        raise FileNotFoundError(f"{folder} holds no model (no {CONFIG})")
+        raise FileNotFoundError(f"{folder} contains no model (no {CONFIG})")
     name = read_json(config).get("architecture")
     cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
     if cls is None or not hasattr(cls, "from_pretrained"):
-        raise ValueError(f"{config} names no model of mrconv: its architecture is {name!r}")
+        raise ValueError(f"{config}: architecture {name!r} is not a model of mrconv")
     try:
         return cls.from_pretrained(folder)
-    except (SafetensorError, TypeError, RuntimeError) as error:  # damaged, or of another model
+    except (SafetensorError, TypeError, RuntimeError) as error:  # damaged, or written by another model
         raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error

@@ -39,7 +39,7 @@ class Backbone(StreamingModule, Model):
         check_positive_int(depth=c.depth, d_model=c.d_model)
         self.encoder: nn.Module = nn.Identity()
         if c.vocab_size is not None and c.d_input is not None:
-            raise ValueError("vocab_size (tokens) and d_input (real values) exclude each other: give one")
+            raise ValueError("vocab_size (tokens) and d_input (real values) are mutually exclusive")
         if c.vocab_size is not None:
             check_positive_int(vocab_size=c.vocab_size)
             self.encoder = nn.Embedding(c.vocab_size, c.d_model, **factory)
@@ -68,40 +68,42 @@ class Backbone(StreamingModule, Model):
         self.norm = block_norm_module(*norm, **factory) if c.prenorm else None
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Return features (B, L, d_model). `lengths` (B,) matter only with mask_padding."""
+        """Return features (B, L, d_model); `lengths` (B,) are used only with mask_padding."""
         self.check(x)
         if lengths is not None:
             lengths = check_lengths(lengths, x.shape[0], x.shape[1])
-        seen = lengths if self.config.mask_padding else None
+        masked = lengths if self.config.mask_padding else None
         h = self.encoder(x)
         for block in self.blocks:
-            h = block(h, seen, rate)
+            h = block(h, masked, rate)
         if self.norm is None:
             return h
-        return self.norm(h, None if seen is None else valid_mask(seen, h))
+        return self.norm(h, None if masked is None else valid_mask(masked, h))
 
     def initial_state(self, batch: int, **options: Any) -> BackboneState:
-        """Return the state of `batch` sequences before their first input; options as for `MRConv.initial_state`."""
+        """Return the initial state of `batch` sequences; the options are those of `MRConv.initial_state`."""
         self.check_streamable()
-        return BackboneState([block.initial_state(batch, **options) for block in self._blocks()])
+        return BackboneState([block.initial_state(batch, **options) for block in self.block_list])
 
     @torch.no_grad()
     def stream(self, x: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
-        """Take the next positions of x; return their features (B, T, d_model) and the state, which is written to."""
+        """Process the next positions of x; return their features (B, T, d_model) and the state, updated in place."""
         self.check_streamable()
         self.check(x)
         h = self.encoder(x)
-        for block, remembered in zip(self._blocks(), state.blocks, strict=True):
-            h, _ = block.stream(h, remembered)
+        for block, block_state in zip(self.block_list, state.blocks, strict=True):
+            h, _ = block.stream(h, block_state)
         return h if self.norm is None else self.norm(h), state
 
-    def _blocks(self) -> list[MRConvBlock]:
+    @property
+    def block_list(self) -> list[MRConvBlock]:
+        """The blocks, typed."""
         return list(self.blocks)  # type: ignore[arg-type]
 
     def check(self, x: Tensor) -> None:
-        """Refuse an input of another shape or kind than the encoder takes, and tokens it does not have.
+        """Raise ValueError for an input of the wrong shape or dtype, or with tokens outside of the vocabulary.
 
-        The tokens are looked at only where that costs no wait: on the CPU, outside of compiled code.
+        Tokens are checked only where reading them needs no synchronisation: on the CPU, outside of compiled code.
         """
         c = self.config
         if c.vocab_size is not None:
@@ -110,17 +112,17 @@ class Backbone(StreamingModule, Model):
             if readable(x) and x.numel():
                 low, high = (int(token) for token in x.aminmax())
                 if low < 0 or high >= c.vocab_size:
-                    strange = low if low < 0 else high
-                    raise ValueError(f"tokens must lie in 0 .. vocab_size - 1 = {c.vocab_size - 1}; got {strange}")
+                    wrong = low if low < 0 else high
+                    raise ValueError(f"tokens must lie in 0 .. vocab_size - 1 = {c.vocab_size - 1}; got {wrong}")
         elif x.ndim != 3 or x.shape[2] != (c.d_input or c.d_model):
             channels = f"d_input = {c.d_input}" if c.d_input else f"d_model = {c.d_model}"
             raise ValueError(f"input must have shape (batch, length, {channels}); got {tuple(x.shape)}")
         elif not x.is_floating_point():
-            raise ValueError(f"input must be real floating point, or the model be built with vocab_size; got {x.dtype}")
+            raise ValueError(f"input must be real floating point, or the model needs vocab_size; got {x.dtype}")
 
 
 class _WithBackbone(Model):
-    """A model with a backbone of the same options and a head."""
+    """Base class of models with a backbone and a head."""
 
     def build(self, **factory: Any) -> None:
         self.backbone = Backbone(**values_of(self.config, BackboneConfig), **factory)
@@ -138,7 +140,7 @@ def pool(h: Tensor, lengths: Tensor | Sequence[int] | None, how: str) -> Tensor:
 
 
 class _WithLinearHead(StreamingModule, _WithBackbone):
-    """A backbone and one linear layer, on the pooled sequence or on every position."""
+    """A backbone and a linear head, on the pooled sequence or on every position."""
 
     config: ClassifierConfig | LabellerConfig | RegressorConfig
 
@@ -154,12 +156,12 @@ class _WithLinearHead(StreamingModule, _WithBackbone):
         self.head = nn.Linear(self.config.d_model, outputs, **factory)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Return the head's outputs; positions from `lengths` (B,) on are not pooled."""
+        """Return the outputs of the head; positions past `lengths` (B,) are not pooled."""
         h = self.backbone(x, lengths, rate)
         return self.head(h if self.pool is None else pool(h, lengths, self.pool))
 
     def initial_state(self, batch: int, **options: Any) -> BackboneState | PooledState:
-        """Return the state of `batch` sequences before their first input; options as for `MRConv.initial_state`."""
+        """Return the initial state of `batch` sequences; the options are those of `MRConv.initial_state`."""
         state = self.backbone.initial_state(batch, **options)
         if self.pool != "mean":
             return state
@@ -169,9 +171,9 @@ class _WithLinearHead(StreamingModule, _WithBackbone):
 
     @torch.no_grad()
     def stream(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Take the next positions of x; return the head's outputs (B, T, ...) and the state, which is written to.
+        """Process the next positions of x; return the outputs (B, T, ...) and the state, updated in place.
 
-        Where `forward` pools, the output at a position is that for the sequence up to there.
+        Where `forward` pools, the output at a position is that of the sequence up to this position.
         """
         if self.pool != "mean":
             h, state = self.backbone.stream(x, state)
@@ -191,13 +193,13 @@ class SequenceClassifier(_WithLinearHead):
 
 
 class SequenceLabeller(_WithLinearHead):
-    """A class for every position: logits (B, L, n_classes)."""
+    """Logits (B, L, n_classes) at every position."""
 
     config_class = LabellerConfig
 
 
 class SequenceRegressor(_WithLinearHead):
-    """Real numbers for a sequence, (B, n_outputs), or with per_position for every position, (B, L, n_outputs)."""
+    """Real values per sequence, (B, n_outputs), or with per_position at every position, (B, L, n_outputs)."""
 
     config_class = RegressorConfig
 
@@ -209,7 +211,7 @@ class TwoTowerClassifier(_WithBackbone):
     config: TwoTowerConfig
 
     def build(self, **factory: Any) -> None:
-        """Create backbone and the two-layer head."""
+        """Create the backbone and the two-layer head."""
         super().build(**factory)
         check_positive_int(n_classes=self.config.n_classes)
         check_choice("pool", self.config.pool, ("mean", "last"))
@@ -225,11 +227,11 @@ class TwoTowerClassifier(_WithBackbone):
         second_lengths: Tensor | None = None,
         rate: float | None = None,
     ) -> Tensor:
-        """Return logits for B pairs. The shorter side is padded with zeros, and both run as one batch of 2B."""
+        """Return logits for B pairs; the shorter side is zero-padded, and both run as one batch of 2B."""
         self.backbone.check(first)
         self.backbone.check(second)
         if first.shape[0] != second.shape[0]:
-            raise ValueError(f"first and second must pair up; got {first.shape[0]} and {second.shape[0]} sequences")
+            raise ValueError(f"first and second differ in batch size: {first.shape[0]} and {second.shape[0]}")
         both, lengths = _stacked(first, second, first_lengths, second_lengths)
         h = pool(self.backbone(both, lengths, rate), lengths, self.config.pool)
         a, b = h.unflatten(0, (2, first.shape[0])).unbind()
@@ -239,20 +241,20 @@ class TwoTowerClassifier(_WithBackbone):
 def _stacked(
     first: Tensor, second: Tensor, first_lengths: Tensor | None, second_lengths: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    alike = first.shape[1] == second.shape[1]
-    if first_lengths is None and second_lengths is None and alike:
+    same_length = first.shape[1] == second.shape[1]
+    if first_lengths is None and second_lengths is None and same_length:
         return torch.cat([first, second]), None
-    L = first.shape[1] if alike else max(first.shape[1], second.shape[1])  # torch.export sees no maximum
+    L = first.shape[1] if same_length else max(first.shape[1], second.shape[1])  # torch.export cannot trace max
     sides, lengths = [], []
     for x, given in ((first, first_lengths), (second, second_lengths)):
-        whole = torch.full((x.shape[0],), x.shape[1], device=x.device)
-        lengths.append(whole if given is None else check_lengths(given, x.shape[0], x.shape[1]).to(x.device))
+        full = torch.full((x.shape[0],), x.shape[1], device=x.device)
+        lengths.append(full if given is None else check_lengths(given, x.shape[0], x.shape[1]).to(x.device))
         sides.append(F.pad(x, (0, 0) * (x.ndim - 2) + (0, L - x.shape[1])))
     return torch.cat(sides), torch.cat(lengths)
 
 
 class LanguageModel(StreamingModule, _WithBackbone):
-    """Tokens (B, L) -> logits (B, L, vocab_size) of the next one, causally; the head is the embedding."""
+    """Tokens (B, L) -> logits (B, L, vocab_size) of the next token; causal, with a tied embedding."""
 
     config_class = LanguageModelConfig
     config: LanguageModelConfig
@@ -260,7 +262,7 @@ class LanguageModel(StreamingModule, _WithBackbone):
     def build(self, **factory: Any) -> None:
         """Create the backbone."""
         if self.config.vocab_size is None or self.config.d_input is not None:
-            raise ValueError("LanguageModel needs vocab_size, and no d_input")
+            raise ValueError("LanguageModel needs vocab_size and does not take d_input")
         if self.config.bidirectional:
             raise ValueError("bidirectional=True would let a LanguageModel see the tokens it predicts")
         super().build(**factory)
@@ -271,22 +273,22 @@ class LanguageModel(StreamingModule, _WithBackbone):
         return self.backbone.encoder.weight  # type: ignore[return-value]
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Return logits of the token after each position."""
+        """Return the logits of the token after each position."""
         return F.linear(self.backbone(tokens, lengths, rate), self._embedding)
 
     def initial_state(self, batch: int, **options: Any) -> BackboneState:
-        """Return the state of `batch` sequences before their first token; options as for `MRConv.initial_state`."""
+        """Return the initial state of `batch` sequences; the options are those of `MRConv.initial_state`."""
         return self.backbone.initial_state(batch, **options)
 
     @torch.no_grad()
     def stream(self, x: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
-        """Take the next tokens x (B, T); return logits of the token after each and the state, which is written to."""
+        """Process the next tokens x (B, T); return the logits of their successors and the state, updated in place."""
         h, state = self.backbone.stream(x, state)
         return F.linear(h, self._embedding), state
 
     def generate(self, prompt: Tensor, new_tokens: int, **options: Any) -> Tensor:
-        """Return what follows the prompts (B, T), up to new_tokens each; options as for `generation.generate`.
+        """Return up to new_tokens tokens that continue each prompt (B, T); options as for `generation.generate`.
 
-        They are temperature (0: the likeliest), top_k, top_p, stop (tokens that end a sequence), generator, callback.
+        They are temperature (0: greedy), top_k, top_p, stop (tokens that end a sequence), generator and callback.
         """
         return generate(self, prompt, new_tokens, **options)

@@ -261,7 +261,7 @@ def test_the_command_takes_a_run_or_a_saved_model(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["/nowhere", "--format", "torch"], "/nowhere holds no model"),
+        (["/nowhere", "--format", "torch"], "/nowhere contains no model"),
         (["{saved}"], "required: --format"),
         (["{saved}", "--format", "tflite"], "'tflite'"),
         (["{saved}", "--format", "onnx", "--dtype", "bfloat16"], "which convolves in float32 and float16"),

@@ -341,8 +341,8 @@ def test_memory_stays_where_it_is(text_server):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["nowhere"], "nowhere holds no model (no config.json)"),
-        (["."], ". holds no model (no config.json)"),
+        (["nowhere"], "nowhere contains no model (no config.json)"),
+        (["."], ". contains no model (no config.json)"),
         ([".", "--port", "70000"], "must be a port from 0 to 65535; got '70000'"),
         ([".", "--timeout", "0"], "must be more than 0"),
         ([".", "--batch", "0"], "must be a positive integer; got '0'"),

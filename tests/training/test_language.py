@@ -214,7 +214,7 @@ def test_models_that_write_no_text_are_named(trained, tmp_path, capsys):
     for folder, message in (
         ("classifier", "classifier holds a SequenceClassifier"),
         ("mute", "inputs.json does not name the 5 symbols of the model"),
-        ("nowhere", "nowhere holds no model"),
+        ("nowhere", "nowhere contains no model"),
     ):
         with pytest.raises(SystemExit):
             main(["generate", str(tmp_path / folder), "--prompt", "the"])

@@ -208,7 +208,7 @@ def test_beside_peers_stands_the_mean_of_unchanged_runs():
     ("text", "says"),
     [
         ("{", "is not JSON"),
-        ("[]", "holds no object"),
+        ("[]", "must contain a JSON object"),
         ("{}", "has no 'name'"),
         (json.dumps(result(epochs="40")), "'epochs' cannot be \"40\""),
         (json.dumps(result(test=62.0)), "'accuracy' of test must be from 0 to 1; got 62.0"),

@@ -117,7 +117,7 @@ def _subject(original: Model, merged: Model, step: bool, length: int | None, fix
         return Pictures(original, merged)
     if step:
         return Steps(original, merged)
-    config: Any = merged._current_config()
+    config: Any = merged.current_config()
     return Sequences(original, merged, length or resampled(config.l_max, config.rate), fixed, padded)
 
 

@@ -65,7 +65,7 @@ class Step(nn.Module):
             raise ValueError(f"a {type(model).__name__} needs whole sequences: it has no step to export")
         self.model: Any = copy.deepcopy(model)
         self.layers: list[WindowedConv] = []
-        for block in self._backbone(self.model)._blocks():
+        for block in self._backbone(self.model).block_list:
             if not isinstance(block.layer, MRConv):
                 mixer = getattr(model.config, "mixer", None)
                 raise ValueError(f"a step is exported of MRConv only; mixer={mixer!r} has no such form")
@@ -108,7 +108,7 @@ class Step(nn.Module):
 
         hooks = [
             block.layer.register_forward_pre_hook(lambda _, given, own=own: keep(own, given[0]))
-            for block, own in zip(backbone._blocks(), self.layers, strict=True)
+            for block, own in zip(backbone.block_list, self.layers, strict=True)
         ]
         h = backbone(x)
         for hook in hooks:
