@@ -6,7 +6,7 @@ import torch
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, reparameterize
 from mrconv.tasks.listops import VOCABULARY
 from mrconv.tasks.packing import vocabulary
-from mrconv.tasks.preprocessing import Inputs
+from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.training.rundir import save_model
 
 from ..conftest import randomise
@@ -15,17 +15,17 @@ CHARACTERS = vocabulary(["abcdefghijklmnopqrstuvwxyz ,.!?"])
 WORDS = ("bed", "cat", "happy")
 RATE = 8000
 INPUTS = {
-    "text": Inputs("text", 200, ("negative", "positive"), CHARACTERS),
-    "listops": Inputs("tokens", 100, tuple("0123456789"), VOCABULARY),
-    "audio": Inputs("audio", 800, WORDS, sampling_rate=RATE, scale=1 / 2**12, shift=0.1),
-    "instants": Inputs(
+    "text": Preprocessor("text", 200, ("negative", "positive"), CHARACTERS),
+    "listops": Preprocessor("tokens", 100, tuple("0123456789"), VOCABULARY),
+    "audio": Preprocessor("audio", 800, WORDS, sampling_rate=RATE, scale=1 / 2**12, shift=0.1),
+    "instants": Preprocessor(
         "audio", 800, WORDS, sampling_rate=RATE, scale=np.linspace(1e-4, 2e-4, 800)[:, None], shift=np.zeros((800, 1))
     ),
-    "image": Inputs("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
-    "picture": Inputs("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
-    "values": Inputs("values", 50, ("a", "b", "c"), channels=2),
-    "pair": Inputs("text", 60, ("no", "yes"), CHARACTERS),
-    "writer": Inputs("text", 100, (), tuple("abcdefgh \n")),
+    "image": Preprocessor("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
+    "picture": Preprocessor("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
+    "values": Preprocessor("values", 50, ("a", "b", "c"), channels=2),
+    "pair": Preprocessor("text", 60, ("no", "yes"), CHARACTERS),
+    "writer": Preprocessor("text", 100, (), tuple("abcdefgh \n")),
 }
 
 

@@ -106,7 +106,7 @@ def test_an_error_is_shown_and_goes_again(tmp_path, opened):
         page.fill("#text", "[MAX 2 x ]")
         page.click("#go")
         done(page, "error")
-        assert "'x', at position 2, is no symbol of the model" in page.inner_text("[role=alert]")
+        assert "unknown symbol 'x' at position 2" in page.inner_text("[role=alert]")
         assert not page.is_visible("#result")
         page.fill("#text", "[MAX 2 9 ]")
         page.click("#go")

@@ -120,7 +120,7 @@ def test_a_short_recording_gets_zeros_behind_it_as_in_training(audio_server):
     padded = np.pad(samples, (0, 300))[:, None] / np.float32(2**12) + np.float32(0.1)
     response = post(audio_server, wav(samples), "audio/wav")
     assert np.allclose(found(response), expected("audio", padded), atol=1e-6)
-    assert response.json()["notes"] == ["300 zeros were put behind 500 values"]
+    assert response.json()["notes"] == ["500 values were padded with 300 zeros"]
 
 
 LISTOPS = np.array([INPUTS["listops"].vocabulary.index(symbol) for symbol in ("[MAX", "2", "9", "]", "<eos>")])
@@ -198,8 +198,8 @@ def test_an_input_without_an_answer_leaves_that_of_others(tmp_path):
         ({"text": 1}, "application/json", 400, "text must be a string; got 1"),
         ({"tokens": "abc"}, "application/json", 400, "tokens must be a list of symbols; got 'abc'"),
         ({"tokens": [True]}, "application/json", 400, "tokens must be a list of symbols; got [True]"),
-        ({"tokens": ["a", "Ü"]}, "application/json", 400, "'Ü', at position 1, is no symbol of the model"),
-        ({"tokens": ["ab"]}, "application/json", 400, "'ab', at position 0, is no symbol of the model"),
+        ({"tokens": ["a", "Ü"]}, "application/json", 400, "unknown symbol 'Ü' at position 1"),
+        ({"tokens": ["ab"]}, "application/json", 400, "unknown symbol 'ab' at position 0"),
         ("x", "audio/wav", 415, "the model takes text, not audio"),
         ("x", "video/mp4", 415, "bodies of type video/mp4 are not known"),
     ],
@@ -214,21 +214,21 @@ def test_bad_texts_are_refused_by_name(text_server, content, kind, status, why):
     ("content", "kind", "status", "why"),
     [
         ({"values": [[1, 2]]}, "application/json", 400, "numbers of shape (length, 1); got the shape (1, 2)"),
-        ({"values": [[1], [1, 2]]}, "application/json", 400, "these rows differ in length"),
-        ({"values": ["1"]}, "application/json", 400, "got something that is no number"),
-        ({"values": [None]}, "application/json", 400, "got something that is no number: None"),
-        ({"values": [1, True]}, "application/json", 400, "got something that is no number: True"),
-        ({"values": [[1], ["x"]]}, "application/json", 400, "got something that is no number: 'x'"),
-        ({"values": "12"}, "application/json", 400, "got something that is no number: '12'"),
-        ({"values": [[[1]], [[1, 2]]]}, "application/json", 400, "got lists that are more than two deep"),
+        ({"values": [[1], [1, 2]]}, "application/json", 400, "got lists that differ in length"),
+        ({"values": ["1"]}, "application/json", 400, "which is not a number"),
+        ({"values": [None]}, "application/json", 400, "got None, which is not a number"),
+        ({"values": [1, True]}, "application/json", 400, "got True, which is not a number"),
+        ({"values": [[1], ["x"]]}, "application/json", 400, "got 'x', which is not a number"),
+        ({"values": "12"}, "application/json", 400, "got '12', which is not a number"),
+        ({"values": [[[1]], [[1, 2]]]}, "application/json", 400, "got lists nested more than two deep"),
         ({"values": [1, 3e38, -3e38] * 9}, "application/json", 400, "the model gives no numbers for this input"),
         ({"values": []}, "application/json", 400, "got the shape (0, 1)"),
         ({"values": 3}, "application/json", 400, "got the shape ()"),
         ('{"values": [1, NaN]}', "application/json", 400, "values must be finite"),
         ('{"values": [1e39]}', "application/json", 400, "values must be finite"),
         ({"text": "a"}, "application/json", 400, "expected an object with one of values; got 'text'"),
-        (b"RIFF", "audio/wav", 400, "no recording that can be read"),
-        (b"", "audio/wav", 400, "no recording that can be read"),
+        (b"RIFF", "audio/wav", 400, "cannot read the recording"),
+        (b"", "audio/wav", 400, "cannot read the recording"),
         (wav(np.zeros(0, np.int16)), "audio/wav", 400, "the recording has no samples"),
         (b"", "image/png", 415, "the model takes audio, not image"),
     ],
@@ -242,10 +242,10 @@ def test_bad_recordings_are_refused_by_name(audio_server, content, kind, status,
 @pytest.mark.parametrize(
     ("name", "content", "kind", "why"),
     [
-        ("listops", b"[MAX 2 x ]", "text/plain", "'x', at position 2, is no symbol of the model; it knows 0 1 2"),
-        ("image", b"GIF", "image/gif", "this is no PNG or JPEG file"),
+        ("listops", b"[MAX 2 x ]", "text/plain", "unknown symbol 'x' at position 2; the model knows 0 1 2"),
+        ("image", b"GIF", "image/gif", "the image is not a PNG or JPEG file"),
         ("image", png(np.zeros((1, 2**25 + 1), np.uint8)), "image/png", "expected at most 33,554,432"),
-        ("image", b'{"values": [[1, 2, 3]]}', "application/json", "a picture has 64 pixels, 8 x 8; got 1"),
+        ("image", b'{"values": [[1, 2, 3]]}', "application/json", "an image has 64 pixels, 8 x 8; got 1"),
         ("values", b"1 2 3", "text/plain", "the model takes values, not text"),
         ("values", b"1 2 3", "", "the model takes numbers: send JSON"),
         ("pair", b"one", "text/plain", "the model takes pairs: send JSON"),
@@ -256,7 +256,7 @@ def test_bad_recordings_are_refused_by_name(audio_server, content, kind, status,
             "one of text or tokens and one of text2 or tokens2; got 'text'",
         ),
         ("writer", b"", "text/plain", "expected at least one symbol"),
-        ("writer", b"aXb", "text/plain", "'X', at position 1, is no symbol of the model"),
+        ("writer", b"aXb", "text/plain", "unknown symbol 'X' at position 1"),
     ],
 )
 def test_bad_inputs_of_other_kinds_are_refused_by_name(name, content, kind, why, tmp_path):

@@ -18,7 +18,7 @@ from mrconv.serve import Served
 from mrconv.serve.session import Stream, generate
 from mrconv.serve.websockets import Ahead
 from mrconv.tasks import DataError
-from mrconv.tasks.preprocessing import Inputs
+from mrconv.tasks.preprocessing import Preprocessor
 
 from .conftest import serving
 from .models import INPUTS, build, save
@@ -137,7 +137,7 @@ def test_values_normalised_by_their_instant_are(tmp_path):
         answer = fed(stream, piece.astype("<i2").tobytes())
     row = SAMPLES[:, None] * INPUTS["instants"].scale
     assert np.allclose(values(answer), parallel("instants", row.astype(np.float32)), atol=1e-5)
-    with pytest.raises(DataError, match="normalises each position by itself, of which it knows 800"):
+    with pytest.raises(DataError, match="normalises each of its 800 positions"):
         fed(stream, b"\0\0")
 
 
@@ -238,7 +238,7 @@ def test_unknown_symbols_are_noted(text_server, tmp_path, monkeypatch):
         assert say(stream, {"text": "日"})["notes"] == ["2 symbols are unknown to the model"]
         assert say(stream, {"end": True})["notes"] == ["2 symbols are unknown to the model"]
         assert say(stream, {"text": "a"})["notes"] == []
-    monkeypatch.setitem(INPUTS, "writer", Inputs("text", 100, (), ("<unk>", *"abcdefgh\n")))
+    monkeypatch.setitem(INPUTS, "writer", Preprocessor("text", 100, (), ("<unk>", *"abcdefgh\n")))
     written = generate(Served(save("writer", tmp_path)), {"text": "abÜ", "new_tokens": 1}, lambda piece: None)
     assert written["notes"] == ["1 symbol is unknown to the model"]
 
@@ -287,7 +287,7 @@ def test_a_language_model_writes(tmp_path):
             ({"text": "a", "temperature": -1}, "temperature must not be negative"),
             ({"text": "a", "new_tokens": 0}, "new_tokens must be from 1 to 100,000"),
             ({"text": "a", "seed": -1}, "seed must be a whole number"),
-            ({"text": "X"}, "'X', at position 0, is no symbol"),
+            ({"text": "X"}, "unknown symbol 'X' at position 0"),
         ):
             assert why in say(stream, message)["error"]
         # whoever leaves in the middle stops the writing

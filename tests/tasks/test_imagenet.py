@@ -88,7 +88,7 @@ def test_the_pictures_may_have_moved(folder, tmp_path):
     expected = ImageFiles(data, "val")[0][0]
     (folder / "imagenet").rename(tmp_path / "elsewhere")
     assert torch.equal(ImageFiles(data, "val", root=tmp_path / "elsewhere")[0][0], expected)
-    with pytest.raises(DataError, match=r"imagenet/val/n01/0\.JPEG is not there"):
+    with pytest.raises(DataError, match=r"imagenet/val/n01/0\.JPEG does not exist"):
         ImageFiles(data, "val")[0]
 
 

@@ -284,7 +284,7 @@ class TestRecordings:
         [
             ({"no/bad.wav": wav(np.ones(4), rate=8000)}, r"no/bad\.wav has 8,000 samples a second; expected 16,000"),
             ({"no/bad.wav": wav(np.ones(4), channels=2)}, r"no/bad\.wav has 2 channels"),
-            ({"no/bad.wav": b"RIFF"}, r"no/bad\.wav is no WAV"),
+            ({"no/bad.wav": b"RIFF"}, r"no/bad\.wav is not a WAV"),
             ({"top.wav": wav(np.ones(4))}, r"top\.wav is in no folder; expected CLASS/top\.wav"),
             ({"empty/notes.txt": b""}, r"empty has no \.wav, .* file: expected some of this class"),
             ({"no/a.png": b""}, r"has audio files, and no/a\.png|has image files, and"),
@@ -364,8 +364,8 @@ class TestPictures:
         ("content", "message"),
         [
             (lambda: png(np.ones((4, 3))), r"cat/9\.png is 3 x 4 pixels, and cat/0\.png 3 x 2: expected one size"),
-            (lambda: png(np.ones((2, 3)))[:-30], r"cat/9\.png is no PNG or JPEG file, or is damaged or cut off"),
-            (lambda: b"", r"cat/9\.png is no PNG or JPEG file"),
+            (lambda: png(np.ones((2, 3)))[:-30], r"cat/9\.png is not a PNG or JPEG file, or is damaged or truncated"),
+            (lambda: b"", r"cat/9\.png is not a PNG or JPEG file"),
             (lambda: png(np.ones((2, 3)), "I;16"), r"cat/9\.png has pixels of more than 8 bits"),
         ],
     )

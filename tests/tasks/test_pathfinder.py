@@ -87,7 +87,7 @@ def small(folder):
         (change_picture(b""), r"sample_7\.png is empty"),
         (change_picture(b"\x89PNG\r\n\x1a\n" + bytes(40)), r"sample_7\.png cannot be read"),
         (small, r"sample_7\.png has 7 x 8 pixels; expected 8 x 8"),
-        (lambda folder: (folder / "imgs/0/sample_7.png").unlink(), r"sample_7\.png is not there"),
+        (lambda folder: (folder / "imgs/0/sample_7.png").unlink(), r"sample_7\.png does not exist"),
         (change_line("imgs/0 sample_7.png 7"), r"0\.npy line 8: expected folder, file, number and label"),
         (change_line("imgs/0 sample_7.png 7 2"), r"0\.npy line 8"),
         (change_line("../.. x.png 7 1"), r"0\.npy line 8: .* is outside"),

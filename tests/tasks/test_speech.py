@@ -144,7 +144,7 @@ def test_ten_words_are_split_by_word_without_shorter_clips(tmp_path):
     [
         ({"bed/2_nohash_0.wav": audio(clip(0, 16_001))}, r"bed/2_nohash_0\.wav has 16,001 samples; expected at most"),
         ({"bed/2_nohash_0.wav": audio(clip(0), rate=8_000)}, r"bed/2_nohash_0\.wav has 8,000 samples a second"),
-        ({"bed/2_nohash_0.wav": b""}, r"bed/2_nohash_0\.wav is no WAV or FLAC file"),
+        ({"bed/2_nohash_0.wav": b""}, r"bed/2_nohash_0\.wav is not a WAV or FLAC file"),
         ({"validation_list.txt": None}, r"has no validation_list\.txt"),
         ({"validation_list.txt": None, "testing_list.txt": None}, r"no validation_list\.txt and no testing_list\.txt"),
         ({"testing_list.txt": b"bed/1_nohash_0.wav\nbed\n"}, r"testing_list\.txt line 2: expected word/clip\.wav"),
@@ -197,7 +197,7 @@ def test_audio_comes_back_as_recorded_or_is_said_to_be_cut_off(form):
     content = audio(clip(3), form)
     assert (read_audio(content, "a") == clip(3)).all()
     for size in (len(content) // 2, len(content) - 2, 30, 0):
-        with pytest.raises(DataError, match=r"a .*cut off"):
+        with pytest.raises(DataError, match=r"a .*truncated"):
             read_audio(content[:size], "a")
 
 

@@ -33,13 +33,10 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print the prompt and what follows, then on standard error how fast that was."""
-    try:
-        from mrconv.training import rundir as record
-    except ImportError as error:
-        raise CommandError(f"`mrconv generate` needs {error.name}: pip install 'mrconv[train]'") from None
     import torch
 
     from mrconv import LanguageModel, hub, reparameterize
+    from mrconv.tasks.preprocessing import load_preprocessor
 
     with told():
         folder = hub.model_folder(given.folder, *((hub.MODEL,) if given.branches else (hub.MERGED, hub.MODEL)))
@@ -50,7 +47,7 @@ def run(given: argparse.Namespace) -> None:
             reparameterize(model)
         elif model.config.merged:
             raise CommandError(f"argument --branches: the model in {folder} is merged, it has none")
-        inputs = record.saved_inputs(folder)
+        inputs = load_preprocessor(folder)
         if inputs is None or len(inputs.vocabulary) != model.config.vocab_size:
             raise CommandError(
                 f"{folder / 'inputs.json'} does not name the {model.config.vocab_size} symbols of the model"

@@ -17,13 +17,12 @@ from mrconv.baselines.transformer import Attention
 from mrconv.hub import MERGED, MODEL, model_folder, saved_model
 from mrconv.tasks import DataError
 from mrconv.tasks.packing import SPECIAL
-from mrconv.tasks.preprocessing import Inputs, Row
-from mrconv.training.rundir import saved_inputs
+from mrconv.tasks.preprocessing import ModelInput, Preprocessor, load_preprocessor
 
 from .request_parsing import checked_text, checked_tokens, decoded, listed, parsed
 
 GROWTH = 4  # a state that grows may become that of so many inputs of the model's length
-Rows = tuple[Row, ...]
+Rows = tuple[ModelInput, ...]
 """One sequence, or two for a model of pairs."""
 
 
@@ -52,8 +51,8 @@ class Served:
         self.device, self.dtype = torch.device(device), next(self.model.parameters()).dtype
         self.generates = isinstance(self.model, LanguageModel)
         config = self.model.config
-        told = Inputs.unknown(config)
-        self.inputs = saved_inputs(self.folder) or told
+        told = Preprocessor.from_config(config)
+        self.inputs = load_preprocessor(self.folder) or told
         if self.inputs.sizes != told.sizes:
             raise ValueError(
                 f"{self.folder}: inputs.json is of another model, with {self.inputs.sizes}; this one has {told.sizes}"
@@ -102,7 +101,7 @@ class Served:
             "model": type(self.model).__name__,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "kind": i.kind,
-            "length": i.length - len(i.end),
+            "length": i.length - len(i.end_tokens),
             "symbols": [symbol for symbol in i.vocabulary if symbol not in SPECIAL],
             "classes": list(i.classes),
             "channels": i.channels,
@@ -131,8 +130,8 @@ class Served:
         if isinstance(self.model, TwoTowerClassifier):
             raise WrongKind('the model takes pairs: send JSON, {"text": "...", "text2": "..."}')
         if own == "audio":
-            return (self.inputs.audio(content),)
-        return (self.inputs.image(content) if own == "image" else self._text(decoded(content)),)
+            return (self.inputs.from_audio(content),)
+        return (self.inputs.from_image(content) if own == "image" else self._text(decoded(content)),)
 
     def _from_json(self, content: bytes) -> Rows:
         found, ends = parsed(decoded(content)), self._ends()
@@ -151,22 +150,22 @@ class Served:
         """Return what the names of a request's fields end in, for each of its sequences."""
         return ("", "2") if isinstance(self.model, TwoTowerClassifier) else ("",)
 
-    def _blank(self) -> Row:
+    def _blank(self) -> ModelInput:
         n, i = self.inputs.length, self.inputs
-        return Row(np.zeros(n, np.int64) if i.vocabulary else np.zeros((n, i.channels), np.float32))
+        return ModelInput(np.zeros(n, np.int64) if i.vocabulary else np.zeros((n, i.channels), np.float32))
 
     def fields(self) -> tuple[str, ...]:
         """Return the names that an input may have in JSON."""
         return ("text", "tokens") if self.inputs.vocabulary else ("values",)
 
-    def row(self, name: str, value: Any) -> Row:
+    def row(self, name: str, value: Any) -> ModelInput:
         """Return an input that JSON gives as text, tokens or values."""
         if name == "values":
-            return self.inputs.values(value)
-        return self._text(value) if name == "text" else self.inputs.tokens(checked_tokens(value))
+            return self.inputs.from_values(value)
+        return self._text(value) if name == "text" else self.inputs.from_symbols(checked_tokens(value))
 
-    def _text(self, text: Any) -> Row:
-        return self.inputs.tokens(self.inputs.symbols(checked_text(text)))
+    def _text(self, text: Any) -> ModelInput:
+        return self.inputs.from_text(checked_text(text))
 
     @torch.inference_mode()
     def predict(self, rows: Sequence[Rows]) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrconv.tasks import DataError
 from mrconv.tasks.packing import SPECIAL
-from mrconv.tasks.preprocessing import told_unknown
+from mrconv.tasks.preprocessing import unknown_symbol_notes
 
 from .predictor import Served, probabilities
 from .request_parsing import checked_text, checked_tokens, listed, parsed
@@ -42,10 +42,10 @@ class Stream:
         if end and self.position == 0:
             raise DataError("nothing came before the end")
         x = self.rest() if end else self.chunk(found)
-        most = self.served.most
-        if not end and most is not None and self.position + len(x) > most - len(self.inputs.end):
+        most = None if self.served.most is None else self.served.most - len(self.inputs.end_tokens)
+        if not end and most is not None and self.position + len(x) > most:
             raise DataError(
-                f"the model attends to all that came before: a stream of it may have {most - len(self.inputs.end):,} "
+                f"the model attends to all that came before: a stream of it may have {most:,} "
                 f"positions; with these it would have {self.position + len(x):,}"
             )
         n = self.inputs.length
@@ -58,7 +58,7 @@ class Stream:
         except DataError as error:
             self.reset()  # the state has no numbers either
             raise DataError(f"{error} A new sequence begins") from None
-        result = {"position": self.position, "end": end, **found, "notes": told_unknown(self.unknowns)}
+        result = {"position": self.position, "end": end, **found, "notes": unknown_symbol_notes(self.unknowns)}
         if end:
             self.reset()
         return result
@@ -66,7 +66,7 @@ class Stream:
     def chunk(self, found: bytes | Mapping[str, Any]) -> np.ndarray:
         """Return the next positions, as the model takes them: of samples, 16 bits each, or of JSON."""
         if isinstance(found, bytes):
-            self.inputs.takes("audio")
+            self.inputs.check_kind("audio")
             if not found or len(found) % 2:
                 raise DataError(f"expected samples of two bytes each; got {len(found)} bytes")
             return self._values(np.frombuffer(found, "<i2"))
@@ -78,20 +78,20 @@ class Stream:
         value = found[given[0]]
         if given[0] == "values":
             return self._values(value)
-        symbols = self.inputs.symbols(checked_text(value)) if given[0] == "text" else checked_tokens(value)
+        symbols = self.inputs.split_symbols(checked_text(value)) if given[0] == "text" else checked_tokens(value)
         if not symbols:
             raise DataError("expected at least one symbol; got none")
-        return self.inputs.numbers(symbols)
+        return self.inputs.encode_symbols(symbols)
 
     def _values(self, values: Any) -> np.ndarray:
-        return self.inputs.normalised(self.inputs.array(values), self.position)
+        return self.inputs.normalise(self.inputs.check_values(values), self.position)
 
     def rest(self) -> np.ndarray:
         """Return what `/predict` would put behind the sequence so far: <eos>, or zeros up to the model's length."""
         if self.inputs.vocabulary:
-            return np.array(self.inputs.end, np.int64)
+            return np.array(self.inputs.end_tokens, np.int64)
         zeros = np.zeros((max(0, self.inputs.length - self.position), self.inputs.channels), np.float32)
-        return self.inputs.normalised(zeros, self.position) if len(zeros) else zeros
+        return self.inputs.normalise(zeros, self.position) if len(zeros) else zeros
 
     @torch.inference_mode()
     def feed(self, piece: np.ndarray) -> None:
@@ -101,14 +101,14 @@ class Stream:
             x.to(self.served.dtype) if x.is_floating_point() else x, self.state
         )
         self.position += len(piece)
-        self.unknowns += self.inputs.unknowns(piece)
+        self.unknowns += self.inputs.count_unknown(piece)
         self.last = probabilities(logits[:, -1])[0]
 
 
 def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
     """Tell what a language model writes after a prompt, symbol by symbol; return all of it, with notes."""
     options = dict(found)
-    prompt = served.inputs.numbers(served.inputs.symbols(checked_text(options.pop("text", None))))
+    prompt = served.inputs.encode_symbols(served.inputs.split_symbols(checked_text(options.pop("text", None))))
     new, seed = options.pop("new_tokens", 200), options.pop("seed", None)
     for name, kind in SAMPLING.items():
         if name in options and (isinstance(options[name], bool) or not isinstance(options[name], kind)):
@@ -141,4 +141,4 @@ def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], Non
         served.model.generate(x, new, generator=generator, callback=each, **options)
     except ValueError as error:  # of an option out of range
         raise DataError(str(error)) from None
-    return {"text": "".join(pieces), "notes": told_unknown(served.inputs.unknowns(prompt))}
+    return {"text": "".join(pieces), "notes": unknown_symbol_notes(served.inputs.count_unknown(prompt))}

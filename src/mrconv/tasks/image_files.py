@@ -1,9 +1,12 @@
-"""Pictures, decoded by Pillow."""
+"""Decoding of image files with Pillow."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .errors import DataError
 
@@ -11,17 +14,47 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def read_image(path: Path, mode: str) -> Image:
-    """Return a picture in this mode, "L" for grey or "RGB"; a file that is not there, empty or damaged is named."""
+def open_image(path: Path, mode: str) -> Image:
+    """Return the image in a file, converted to a mode: "L" (greyscale) or "RGB"."""
     try:
         import PIL.Image
     except ImportError as error:
-        raise DataError(f"to read {path}, Pillow is needed: pip install 'mrconv[data]'") from error
+        raise DataError(f"reading {path} requires Pillow: pip install 'mrconv[data]'") from error
     try:
         with PIL.Image.open(path) as image:
             return image.convert(mode)
     except FileNotFoundError as error:
-        raise DataError(f"{path} is not there") from error
+        raise DataError(f"{path} does not exist") from error
     except (OSError, SyntaxError, ValueError, EOFError, PIL.Image.DecompressionBombError) as error:
-        why = f"cannot be read: {error}" if path.is_file() and path.stat().st_size else "is empty or no file"
-        raise DataError(f"{path} {why}") from error
+        empty = not (path.is_file() and path.stat().st_size)
+        raise DataError(f"{path} {'is empty or not a file' if empty else f'cannot be read: {error}'}") from error
+
+
+def decode_image(content: bytes, name: str, grey: bool, max_pixels: int | None = None) -> np.ndarray:
+    """Return a PNG or JPEG image as uint8 (height, width, channels): 1 channel if greyscale or `grey`, else 3.
+
+    An image of more than `max_pixels` pixels raises DataError before it is decoded.
+    """
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise DataError(f"reading {name} requires Pillow: pip install 'mrconv[data]'") from error
+    try:
+        with PIL.Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+            if image.mode[0] in "IF":
+                raise DataError(f"{name} has pixels of more than 8 bits; expected 8")
+            if max_pixels is not None and image.width * image.height > max_pixels:
+                size = f"{image.width:,} x {image.height:,}"
+                raise DataError(f"{name} has {size} pixels; expected at most {max_pixels:,}")
+            pixels = np.asarray(image.convert("L" if grey or image.mode in ("1", "L", "LA") else "RGB"))
+    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
+        raise DataError(f"{name} is not a PNG or JPEG file, or is damaged or truncated: {error}") from error
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def fit_image(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Crop an image (h, w, channels) to the aspect ratio of height x width and resize it to that."""
+    from PIL import Image, ImageOps
+
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    return np.asarray(ImageOps.fit(image, (width, height))).reshape(height, width, -1)

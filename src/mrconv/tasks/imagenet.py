@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from .base import Count, Prepared, Task, register_task
 from .cache import Arrays, Built, key
 from .errors import DataError, MissingData
-from .image_files import read_image
+from .image_files import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -151,7 +151,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self.split)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = read_image(self.root / os.fsdecode(self.split.x[index]), "RGB")
+        image = open_image(self.root / os.fsdecode(self.split.x[index]), "RGB")
         if self.train:
             draw = random.Random(f"{self.seed} {int(self.epoch)} {index}")
             image = random_part(image, self.size, draw)

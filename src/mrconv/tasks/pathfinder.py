@@ -14,7 +14,7 @@ import numpy as np
 from .base import Count, Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError, MissingData
-from .image_files import read_image
+from .image_files import open_image
 from .packing import random_parts
 
 HARD = "curv_contour_length_14"  # of the three kinds in the release, the one that is reported
@@ -163,7 +163,7 @@ def metadata_lines(path: Path) -> list[str]:
 def read_files(folder: Path, listed: Sequence[tuple[str, int]], size: int) -> Iterator[Image]:
     """Yield each listed image, uint8 (size, size), and its label."""
     for inner, label in listed:
-        image = read_image(folder / inner, "L")
+        image = open_image(folder / inner, "L")
         if image.size != (size, size):
             raise DataError(f"{folder / inner} has {image.width} x {image.height} pixels; expected {size} x {size}")
         yield np.asarray(image), label

@@ -1,49 +1,61 @@
-"""What a trained model takes: how a text, a recording, a picture or plain numbers become its input."""
+"""Preprocessing of raw inputs: text, symbols, numbers, recordings and images become what a trained model takes.
+
+A `Preprocessor` is saved beside a model as inputs.json.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from .._utils.checks import check_choice, check_positive_int
 from ..config import VisionConfig
+from .audio_files import resample_audio
 from .base import Prepared
-from .custom.files import read_image
 from .errors import DataError
+from .image_files import decode_image, fit_image
 from .imagenet import MEAN, STD
 from .packing import END, SPECIAL, UNKNOWN
 
-FILE = "inputs.json"
+INPUTS_FILE = "inputs.json"
 KINDS = ("text", "tokens", "values", "audio", "image")
-RATES = (1_000, 1_000_000)  # of a recording before it is resampled
-MOST_PIXELS = 2**25  # of a picture before it is resized
+MAX_PIXELS = 2**25  # of an image before resizing
 
 
 @dataclass(frozen=True)
-class Row:
-    """One input: tokens (L,) or values (L, channels), normalised; and what was done to it that one should know."""
+class ModelInput:
+    """One preprocessed input: token ids (L,) or normalised values (L, channels), and notes on what was changed."""
 
     x: np.ndarray
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
-    """What a model was trained on, without the data: kept beside it as inputs.json.
+class Preprocessor:
+    """The input format that a model was trained on, and the conversion of raw inputs to it.
 
-    kind: "text" (of characters), "tokens" (other symbols), "values" (length, channels), "audio" (values that are
-    samples of 16 bits, `sampling_rate` a second, every `step`th of a recording, without a filter) or "image" (values
-    that are pixels, row by row). A model sees values * scale + shift, which are numbers for all, for each channel or
-    for each position. Without `classes`, it is a language model that takes them.
+    A model sees values * scale + shift, where scale and shift are one number, one per channel or one per position.
+
+    Args:
+        kind: "text" (tokens are characters), "tokens" (other symbols), "values" (length, channels), "audio" (values
+            that are 16-bit samples) or "image" (values that are pixels, in raster order).
+        length: maximum length of a sequence; shorter values are padded with zeros to it.
+        classes: class names; empty for a language model.
+        vocabulary: symbols by token id; empty for values.
+        channels: channels of values.
+        sampling_rate: samples a second that the model sees.
+        step: keep every `step`-th sample of a recording, without a filter.
+        height, width: of an image.
+        scale, shift: normalisation of values.
     """
 
     kind: str
@@ -65,30 +77,34 @@ class Inputs:
             names = getattr(self, name)
             strings = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
             if not strings or len(set(names)) < len(names):
-                raise ValueError(f"{name} must be strings, no two of them the same; got {names!r:.100}")
+                raise ValueError(f"{name} must be distinct strings; got {names!r:.100}")
         rate = self.sampling_rate
         if self.kind == "audio" and not (isinstance(rate, Real) and 1 <= rate * self.step < math.inf):
             raise ValueError(f"audio needs a sampling_rate, in samples a second; got {rate!r}")
         if self.kind == "image":
             check_positive_int(height=self.height, width=self.width)
             if (self.height or 0) * (self.width or 0) != self.length:
-                raise ValueError(f"length must be that of {self.height} x {self.width} pixels; got {self.length}")
+                raise ValueError(f"length must be height * width = {self.height} * {self.width}; got {self.length}")
         for name in ("scale", "shift"):
-            z, shape = np.array(getattr(self, name), np.float32), (self.length, self.channels)
-            try:
-                np.broadcast_to(z, shape)
-            except ValueError:
-                raise ValueError(
-                    f"{name} must be a number, or numbers that broadcast to (length, channels) = {shape}; got the "
-                    f"shape {z.shape}"
-                ) from None
-            if not np.isfinite(z).all():
-                raise ValueError(f"{name} must be finite in float32")
-            object.__setattr__(self, name, z)
+            object.__setattr__(self, name, self._normalisation(name))
+
+    def _normalisation(self, name: str) -> np.ndarray:
+        """Return scale or shift as a finite float32 array that broadcasts to (length, channels)."""
+        z, shape = np.array(getattr(self, name), np.float32), (self.length, self.channels)
+        try:
+            np.broadcast_to(z, shape)
+        except ValueError:
+            raise ValueError(
+                f"{name} must be a number, or numbers that broadcast to (length, channels) = {shape}; got the "
+                f"shape {z.shape}"
+            ) from None
+        if not np.isfinite(z).all():
+            raise ValueError(f"{name} must be finite in float32")
+        return z
 
     @classmethod
-    def of(cls, data: Prepared) -> Self:
-        """Return what a task's rows are."""
+    def from_data(cls, data: Prepared) -> Self:
+        """Return the preprocessor of a task's data."""
         names = ("sampling_rate", "step", "height", "width")
         facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
         if data.encoder == "image":
@@ -99,13 +115,13 @@ class Inputs:
             kind = "text" if characters and data.facts.get("kind") != "tokens" else "tokens"
         shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels")}
         scale, shift = data.scale, data.shift
-        if data.facts.get("files"):  # pictures, which are normalised when they are read
+        if data.facts.get("files"):  # image files, which the data set normalises as it reads them
             scale, shift = 1 / (255 * np.array(STD)), -np.array(MEAN) / STD
         return cls(kind, scale=scale, shift=shift, **shared, **facts)
 
     @classmethod
-    def unknown(cls, config: Any) -> Self:
-        """Return what is known from a model's config alone: numbers as the model sees them, classes by number."""
+    def from_config(cls, config: Any) -> Self:
+        """Return the preprocessor that a model's config implies: numbers as the model sees them, numbered classes."""
         classes = tuple(map(str, range(getattr(config, "n_classes", 0))))
         if isinstance(config, VisionConfig):
             size = config.image_size
@@ -116,205 +132,193 @@ class Inputs:
         return cls(kind, config.l_max, classes, vocabulary, config.d_input or config.d_model)
 
     @classmethod
-    def read(cls, text: str) -> Self:
-        """Parse what `json` wrote."""
+    def from_json(cls, text: str) -> Self:
+        """Parse the output of `to_json`."""
         values: Any = json.loads(text)
-        known = {f.name for f in dataclasses.fields(cls)}
-        if not isinstance(values, dict) or not {"kind", "length"} <= set(values) <= known:
-            raise ValueError(f"expected an object with kind, length and some of {', '.join(sorted(known))}")
-        named = {name: tuple(z) for name in ("classes", "vocabulary") if isinstance(z := values.get(name), list)}
-        return cls(**(values | named))
+        fields = {f.name for f in dataclasses.fields(cls)}
+        if not isinstance(values, dict) or not {"kind", "length"} <= set(values) <= fields:
+            raise ValueError(f"expected an object with kind, length and some of {', '.join(sorted(fields))}")
+        tuples = {name: tuple(z) for name in ("classes", "vocabulary") if isinstance(z := values.get(name), list)}
+        return cls(**(values | tuples))
 
-    def json(self) -> str:
-        """Return it as JSON, without what is as usual."""
-        found = {}
+    def to_json(self) -> str:
+        """Return all fields as a JSON object, omitting defaults."""
+        values = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, np.ndarray):
-                value = value.astype(str).astype(float).tolist()  # no more digits than float32 has
+                value = value.astype(str).astype(float).tolist()  # the shortest digits that round-trip float32
             if value != f.default:
-                found[f.name] = value
-        return json.dumps(found, ensure_ascii=False) + "\n"
+                values[f.name] = value
+        return json.dumps(values, ensure_ascii=False) + "\n"
 
-    def decimated(self, rate: float) -> Self:
-        """Return what a model takes that runs at another rate."""
+    def at_rate(self, rate: float) -> Self:
+        """Return the preprocessor of the same model run at another rate, relative to the present one."""
         length = max(1, round(self.length * rate))
         at = np.minimum(np.arange(length) / rate, self.length - 1).astype(int)
-        thin = {
+        changes = {
             name: z[at] if (z := getattr(self, name)).ndim == 2 and len(z) > 1 else z for name in ("scale", "shift")
         }
         kind = "values" if self.kind == "image" else self.kind
         sampling_rate, step = self.sampling_rate and self.sampling_rate * rate, max(1, round(1 / rate))
-        if self.sampling_rate and abs(step * rate - 1) < 1e-6:  # as `Prepared.decimated` does it, else by resampling
-            thin["step"] = self.step * step
+        if self.sampling_rate and abs(step * rate - 1) < 1e-6:  # decimate as `Prepared.decimated`; else resample
+            changes["step"] = self.step * step
         return dataclasses.replace(
-            self, kind=kind, length=length, sampling_rate=sampling_rate, height=None, width=None, **thin
+            self, kind=kind, length=length, sampling_rate=sampling_rate, height=None, width=None, **changes
         )
 
     @cached_property
-    def codes(self) -> dict[str, int]:
-        """The number of every symbol."""
+    def token_ids(self) -> dict[str, int]:
+        """Token id of every symbol."""
         return {symbol: i for i, symbol in enumerate(self.vocabulary)}
 
     @property
-    def end(self) -> list[int]:
-        """What closes a sequence of tokens: the number of <eos>, if the model has learnt from ones that end so."""
-        return [self.codes[END]] if END in self.codes and self.classes else []
+    def end_tokens(self) -> list[int]:
+        """Token ids that end a sequence: that of <eos>, or none if the model was trained without it."""
+        return [self.token_ids[END]] if END in self.token_ids and self.classes else []
 
     @property
     def sizes(self) -> str:
-        """What must be as many as the model has."""
-        what = f"{len(self.vocabulary)} symbols" if self.vocabulary else f"{self.channels} channels"
-        return f"{what} and {len(self.classes)} classes"
+        """Numbers of symbols or channels and of classes, which must match the model's."""
+        inputs = f"{len(self.vocabulary)} symbols" if self.vocabulary else f"{self.channels} channels"
+        return f"{inputs} and {len(self.classes)} classes"
 
-    def takes(self, *kinds: str) -> None:
-        """Refuse other kinds of input than the model's."""
+    def check_kind(self, *kinds: str) -> None:
+        """Raise DataError unless the model's kind of input is one of these."""
         if self.kind not in kinds:
             raise DataError(f"the model takes {self.kind}, not {' or '.join(kinds)}")
 
-    def symbols(self, text: str) -> Sequence[str]:
-        """Return the symbols of a text: its characters, or what stands between spaces."""
-        self.takes("text", "tokens")
+    def split_symbols(self, text: str) -> Sequence[str]:
+        """Split a text into symbols: characters, or words between spaces for kind "tokens"."""
+        self.check_kind("text", "tokens")
         return text if self.kind == "text" else text.split()
 
-    def numbers(self, symbols: Sequence[Any]) -> np.ndarray:
-        """Return the numbers of symbols, int64; in a text, given as a string, what was not learnt is <unk>.
+    def encode_symbols(self, symbols: Sequence[Any]) -> np.ndarray:
+        """Return the token ids of symbols, int64, uncut and without <eos>.
 
-        What stands for padding, for the unknown and for the end is no symbol that an input may have.
+        An unknown symbol raises DataError; in a string of characters it becomes <unk> where the vocabulary has one.
+        Special symbols (<pad>, <unk>, <eos>) count as unknown.
         """
-        self.takes("text", "tokens")
-        unknown = self.codes.get(UNKNOWN) if isinstance(symbols, str) else None
-        found = np.empty(len(symbols), np.int64)
+        self.check_kind("text", "tokens")
+        fallback = self.token_ids.get(UNKNOWN) if isinstance(symbols, str) else None
+        ids = np.empty(len(symbols), np.int64)
         for i, symbol in enumerate(symbols):
-            code = None if symbol in SPECIAL else self.codes.get(str(symbol), unknown)
-            if code is None:
-                some = " ".join([s for s in self.vocabulary if s not in SPECIAL][:20])
-                raise DataError(f"{symbol!r:.60}, at position {i}, is no symbol of the model; it knows {some:.200}")
-            found[i] = code
-        return found
+            token = None if symbol in SPECIAL else self.token_ids.get(str(symbol), fallback)
+            if token is None:
+                known = " ".join([s for s in self.vocabulary if s not in SPECIAL][:20])
+                raise DataError(f"unknown symbol {symbol!r:.60} at position {i}; the model knows {known:.200}")
+            ids[i] = token
+        return ids
 
-    def unknowns(self, x: np.ndarray) -> int:
-        """Return how many of the numbers that `numbers` gave stand for <unk>."""
-        return int((x == self.codes[UNKNOWN]).sum()) if UNKNOWN in self.codes else 0
+    def count_unknown(self, ids: np.ndarray) -> int:
+        """Return how many token ids are that of <unk>."""
+        return int((ids == self.token_ids[UNKNOWN]).sum()) if UNKNOWN in self.token_ids else 0
 
-    def tokens(self, symbols: Sequence[Any]) -> Row:
-        """Return a sequence of symbols as in training: cut to the length, <eos> included."""
-        if not symbols:
-            raise DataError("expected at least one symbol; got none")
-        room = self.length - len(self.end)
-        notes = [] if len(symbols) <= room else [f"only the first {room:,} of {len(symbols):,} symbols were used"]
-        x = self.numbers(symbols[:room])
-        return Row(np.append(x, self.end).astype(np.int64), notes + told_unknown(self.unknowns(x)))
-
-    def array(self, values: Any) -> np.ndarray:
-        """Return numbers as float32 (n, channels), as they are."""
-        self.takes("values", "audio", "image")
-        if not isinstance(values, np.ndarray) and (got := _strange(values)):
-            raise DataError(f"values must be numbers of shape (length, {self.channels}); got {got}")
+    def check_values(self, values: Any) -> np.ndarray:
+        """Return numbers as float32 (n, channels), not normalised."""
+        self.check_kind("values", "audio", "image")
+        expected = f"values must be numbers of shape (length, {self.channels})"
+        if not isinstance(values, np.ndarray) and (problem := _find_non_number(values)):
+            raise DataError(f"{expected}; got {problem}")
         try:
             x = np.asarray(values)
         except ValueError:
-            raise DataError(
-                f"values must have the shape (length, {self.channels}); these rows differ in length"
-            ) from None
+            raise DataError(f"{expected}; got lists that differ in length") from None
         if x.ndim == 1 and self.channels == 1:
             x = x[:, None]
         if x.dtype.kind not in "iuf" or x.ndim != 2 or x.shape[1] != self.channels or len(x) == 0:
-            got = f"the shape {x.shape}" if x.dtype.kind in "iuf" else "something that is no number"
-            raise DataError(f"values must be numbers of shape (length, {self.channels}); got {got}")
+            got = f"the shape {x.shape}" if x.dtype.kind in "iuf" else f"an array of {x.dtype}"
+            raise DataError(f"{expected}; got {got}")
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise DataError("values must be finite in float32")
         return x
 
-    def normalised(self, x: np.ndarray, start: int = 0) -> np.ndarray:
-        """Return what the model sees of values (n, channels), the first of which is at this position."""
+    def normalise(self, x: np.ndarray, start: int = 0) -> np.ndarray:
+        """Return x * scale + shift for values (n, channels) at positions `start` and following."""
         scale, shift = self.scale, self.shift
         if any(z.ndim == 2 and len(z) > 1 for z in (scale, shift)):
             if start + len(x) > self.length:
-                raise DataError(f"the model normalises each position by itself, of which it knows {self.length:,}")
+                raise DataError(
+                    f"the model normalises each of its {self.length:,} positions separately; got {start + len(x):,}"
+                )
             scale, shift = (z[start : start + len(x)] if z.ndim == 2 and len(z) > 1 else z for z in (scale, shift))
         return x * scale + shift
 
-    def values(self, values: Any) -> Row:
-        """Return a sequence of values as in training: cut to the length, or zeros put behind it."""
-        x = self.array(values)
+    def from_text(self, text: str) -> ModelInput:
+        """Preprocess a text."""
+        return self.from_symbols(self.split_symbols(text))
+
+    def from_symbols(self, symbols: Sequence[Any]) -> ModelInput:
+        """Preprocess a sequence of symbols as in training: cut to the length, which includes <eos>."""
+        if not symbols:
+            raise DataError("expected at least one symbol; got none")
+        room = self.length - len(self.end_tokens)
+        notes = [] if len(symbols) <= room else [f"only the first {room:,} of {len(symbols):,} symbols were used"]
+        ids = self.encode_symbols(symbols[:room])
+        x = np.append(ids, self.end_tokens).astype(np.int64)
+        return ModelInput(x, notes + unknown_symbol_notes(self.count_unknown(ids)))
+
+    def from_values(self, values: Any) -> ModelInput:
+        """Preprocess numbers as in training: cut to the length or padded with zeros, then normalised."""
+        x = self.check_values(values)
         n, notes = len(x), []
         if self.kind == "image" and n != self.length:
-            raise DataError(f"a picture has {self.length:,} pixels, {self.height} x {self.width}; got {n:,}")
+            raise DataError(f"an image has {self.length:,} pixels, {self.height} x {self.width}; got {n:,}")
         if n > self.length:
             notes = [f"only the first {self.length:,} of {n:,} values were used"]
         elif n < self.length:
-            notes = [f"{self.length - n:,} zeros were put behind {n:,} values"]
+            notes = [f"{n:,} values were padded with {self.length - n:,} zeros"]
         x = np.pad(x[: self.length], ((0, max(0, self.length - n)), (0, 0)))
-        return Row(self.normalised(x), notes)
+        return ModelInput(self.normalise(x), notes)
 
-    def audio(self, content: bytes) -> Row:
-        """Return a recording, in any form that libsndfile reads, at the model's rate; no more of it than it takes."""
-        self.takes("audio")
+    def from_audio(self, content: bytes) -> ModelInput:
+        """Preprocess a recording in any format that libsndfile reads: resampled, decimated, cut or padded."""
+        self.check_kind("audio")
         assert self.sampling_rate
-        try:
-            import soundfile  # type: ignore[import-untyped]
-            import soxr  # type: ignore[import-untyped]
-        except (ImportError, OSError) as error:
-            raise DataError("to read recordings, soundfile and soxr are needed: pip install 'mrconv[serve]'") from error
-        try:
-            with soundfile.SoundFile(io.BytesIO(content)) as file:
-                rate, seconds = file.samplerate, file.frames / file.samplerate
-                own = round(self.sampling_rate * self.step)  # of the recordings in training
-                if rate != own and not RATES[0] <= rate <= RATES[1]:
-                    raise DataError(f"a recording has from {RATES[0]:,} to {RATES[1]:,} samples a second; got {rate:,}")
-                wanted = math.ceil(self.length * self.step / own * rate)
-                x = file.read(wanted, dtype="float32", always_2d=True)
-        except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
-            why = getattr(error, "error_string", error)
-            raise DataError(f"this is no recording that can be read, or is damaged or cut off: {why}") from error
-        if len(x) == 0:
-            raise DataError("the recording has no samples")
-        notes = []
-        if x.shape[1] > 1:
-            notes.append(f"{x.shape[1]} channels were averaged")
-        samples = x.mean(1) * 2**15  # as integers of 16 bits, which the model was trained on
-        if rate != own:
-            notes.append(f"resampled from {rate:,} to {own:,} samples a second")
-            samples = soxr.resample(samples, rate, own)
-        row = self.values(samples[:: self.step][: self.length])
-        if seconds > wanted / rate:
-            notes.append(f"only the first {wanted / rate:.2f} of {seconds:.2f} seconds were used")
-        return Row(row.x, notes + row.notes)
+        rate = round(self.sampling_rate * self.step)  # of the recordings in training
+        samples, notes = resample_audio(content, rate, self.length * self.step)
+        result = self.from_values(samples[:: self.step][: self.length])
+        return ModelInput(result.x, notes + result.notes)
 
-    def image(self, content: bytes) -> Row:
-        """Return a picture, cut to the model's proportions and resized."""
-        self.takes("image")
+    def from_image(self, content: bytes) -> ModelInput:
+        """Preprocess a PNG or JPEG image: cropped to the model's aspect ratio and resized."""
+        self.check_kind("image")
         assert self.height
         assert self.width
-        pixels = read_image(content, "this", self.channels == 1, MOST_PIXELS)
+        pixels = decode_image(content, "the image", self.channels == 1, MAX_PIXELS)
         notes, (height, width) = [], pixels.shape[:2]
         if (height, width) != (self.height, self.width):
-            from PIL import Image, ImageOps
-
-            picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-            pixels = np.asarray(ImageOps.fit(picture, (self.width, self.height))).reshape(self.height, self.width, -1)
+            pixels = fit_image(pixels, self.height, self.width)
             notes = [f"resized from {width:,} x {height:,} to {self.width} x {self.height} pixels"]
         pixels = np.broadcast_to(pixels, (self.height, self.width, self.channels))
-        return Row(self.values(pixels.reshape(-1, self.channels)).x, notes)
+        return ModelInput(self.from_values(pixels.reshape(-1, self.channels)).x, notes)
 
 
-def told_unknown(n: int) -> list[str]:
-    """Return the note that so many symbols are unknown; none if there are none."""
+def load_preprocessor(folder: Path) -> Preprocessor | None:
+    """Return the preprocessor saved beside a model; None if the folder has no inputs.json."""
+    path = folder / INPUTS_FILE
+    try:
+        return Preprocessor.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} does not describe a model's inputs: {error}") from None
+
+
+def unknown_symbol_notes(n: int) -> list[str]:
+    """Return the note that n symbols are unknown; no note for 0."""
     return [f"{n:,} symbol{' is' if n == 1 else 's are'} unknown to the model"] if n else []
 
 
-def _strange(values: Any, deep: int = 2) -> str | None:
-    """Return what is neither a number nor a list of them, at most so deep; None if nothing is.
+def _find_non_number(values: Any, depth: int = 2) -> str | None:
+    """Describe the first item that is not a number or a list of numbers nested at most `depth` deep; None if all are.
 
-    numpy would make an array of it first, all of whose items are as wide as the longest string.
+    Without this check numpy would first build an array whose items are all as wide as the longest string.
     """
     if not isinstance(values, list):
-        return None if type(values) in (int, float) else f"something that is no number: {values!r:.60}"
-    if deep == 0:
-        return "lists that are more than two deep"
+        return None if type(values) in (int, float) else f"{values!r:.60}, which is not a number"
+    if depth == 0:
+        return "lists nested more than two deep"
     if {*map(type, values)} <= {int, float}:
         return None
-    return next(filter(None, (_strange(value, deep - 1) for value in values)), None)
+    return next(filter(None, (_find_non_number(value, depth - 1) for value in values)), None)

@@ -15,13 +15,13 @@ from mrconv.hub import Model
 from mrconv.kernels import resampled
 from mrconv.mixers import Mixer
 from mrconv.tasks import Prepared
-from mrconv.tasks.preprocessing import Inputs
+from mrconv.tasks.preprocessing import Preprocessor, load_preprocessor
 
 from .datamodule import prepare
 from .experiment import Experiment
 from .loop import check_options, read_run, score
 from .presets import composed, spelled_out
-from .rundir import MERGED, MODEL, save_model, saved_inputs, saved_model
+from .rundir import MERGED, MODEL, save_model, saved_model
 from .scores import SCORES
 
 CHANGEABLE = {
@@ -56,9 +56,9 @@ def evaluate(
     experiment = with_settings(trained, settings)
     check_options(experiment)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data, known, rate = prepare(experiment), saved_inputs(folder / MODEL), experiment.rate / trained.rate
+    data, known, rate = prepare(experiment), load_preprocessor(folder / MODEL), experiment.rate / trained.rate
     if known is not None:
-        data = as_trained(data, known if rate == 1 else known.decimated(rate), f"the model in {folder}")
+        data = as_trained(data, known if rate == 1 else known.at_rate(rate), f"the model in {folder}")
     if rate == 1 and merged and (folder / MERGED).exists():
         model = saved_model(folder / MERGED)
     else:
@@ -73,9 +73,9 @@ def evaluate(
     return score(model.to(place), data, experiment, place, None if merged else rate)
 
 
-def as_trained(data: Prepared, known: Inputs, model: str) -> Prepared:
+def as_trained(data: Prepared, known: Preprocessor, model: str) -> Prepared:
     """Return data normalised as a model's own was; refuse data of another kind than the model takes."""
-    own = Inputs.of(data)
+    own = Preprocessor.from_data(data)
     if known.vocabulary != own.vocabulary:
         raise ValueError(
             f"the data has {len(own.vocabulary)} symbols, other ones than the {len(known.vocabulary)} that {model} "
@@ -91,7 +91,7 @@ def as_trained(data: Prepared, known: Inputs, model: str) -> Prepared:
     return dataclasses.replace(data, scale=known.scale, shift=known.shift)
 
 
-def _told(inputs: Inputs, name: str) -> str:
+def _told(inputs: Preprocessor, name: str) -> str:
     """Return a value as a message tells it; pictures are values of another name where they are not decimated."""
     value = getattr(inputs, name)
     if isinstance(value, float):
@@ -114,11 +114,11 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     if not error < 1e-3:
         raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None else f"{MERGED}-{rate:g}")
-    inputs = saved_inputs(folder / MODEL)
+    inputs = load_preprocessor(folder / MODEL)
     if rate is not None:
         for metric in SCORES:
             merged.results.pop(metric, None)  # it was that at the rate of training
-    save_model(merged, out, inputs if inputs is None or rate is None else inputs.decimated(rate))
+    save_model(merged, out, inputs if inputs is None or rate is None else inputs.at_rate(rate))
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)
 

@@ -25,7 +25,7 @@ from mrconv import reparameterize
 from mrconv.hub import Model
 from mrconv.tasks import Prepared, task_class
 from mrconv.tasks.base import Count, nothing
-from mrconv.tasks.preprocessing import Inputs
+from mrconv.tasks.preprocessing import Preprocessor
 
 from . import rundir as record
 from .checkpoints import BEST, LAST, PREVIOUS, AtomicIO, Checkpoints, check_data, last_good, settle
@@ -181,7 +181,7 @@ def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoi
     model, best_epoch = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
-    inputs = Inputs.of(data)
+    inputs = Preprocessor.from_data(data)
     known = {"name": experiment.name, "task": experiment.task, "epochs": len(watch.history), "seed": experiment.seed}
     model.results = known | {data.metric: scores}
     record.save_model(model.cpu(), folder / MODEL, inputs)

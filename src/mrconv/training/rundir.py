@@ -21,8 +21,7 @@ import torch
 import yaml
 
 import mrconv
-from mrconv.tasks.preprocessing import FILE as INPUTS
-from mrconv.tasks.preprocessing import Inputs
+from mrconv.tasks.preprocessing import INPUTS_FILE, Preprocessor
 
 from .._utils.revision import revision
 from ..hub import MERGED as MERGED
@@ -112,21 +111,12 @@ def write_json(path: Path, value: Any) -> None:
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-def save_model(model: Model, folder: Path, inputs: Inputs | None) -> None:
-    """Save a model and, where it is known, what it takes: all that is needed to use it elsewhere."""
+def save_model(model: Model, folder: Path, preprocessor: Preprocessor | None) -> None:
+    """Save a model and, where given, its preprocessor."""
     model.save_pretrained(folder)
-    if inputs is not None:
-        with whole(folder / INPUTS) as draft:
-            draft.write_text(inputs.json(), encoding="utf-8")
-
-
-def saved_inputs(folder: Path) -> Inputs | None:
-    """Return what a saved model takes; None if that was not kept."""
-    path = folder / INPUTS
-    try:
-        return Inputs.read(path.read_text(encoding="utf-8")) if path.exists() else None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} does not tell what a model takes: {error}") from None
+    if preprocessor is not None:
+        with whole(folder / INPUTS_FILE) as draft:
+            draft.write_text(preprocessor.to_json(), encoding="utf-8")
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from ..archives import members
 from ..audio_files import read_audio
 from ..errors import DataError
+from ..image_files import decode_image
 from ..text_lines import json_rows, lines
 
 TABLES = (".npz", ".csv", ".tsv", ".jsonl", ".jsonl.xz")
@@ -162,7 +162,7 @@ def read_media(path: Path, rate: int, grey: bool, report: Callable[[], None]) ->
             raise DataError(f"{path} has {kind} files, and {name}: expected one kind")
         kind = here
         where = f"{path}: {name}"
-        x.append(read_audio(content, where, rate) if kind == "audio" else read_image(content, where, grey))
+        x.append(read_audio(content, where, rate) if kind == "audio" else decode_image(content, where, grey))
         names.append(name)
         if kind == "image" and x[0].shape[:2] != x[-1].shape[:2]:
             sizes = ["{1} x {0}".format(*each.shape) for each in (x[-1], x[0])]
@@ -182,24 +182,3 @@ def read_media(path: Path, rate: int, grey: bool, report: Callable[[], None]) ->
 def _is_media(name: str) -> bool:
     path = PurePosixPath(name)  # on a Mac, archives get a twin of every file in __MACOSX, or named ._
     return suffix(path) in MEDIA and not any(part.startswith((".", "__MACOSX")) for part in path.parts)
-
-
-def read_image(content: bytes, name: str, grey: bool, most: int | None = None) -> np.ndarray:
-    """Return a picture, uint8 (height, width, channels), with 1 channel if it is grey or to be so, else 3.
-
-    One of more than `most` pixels is refused before it is decoded.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError(f"to read {name}, pillow is needed: pip install 'mrconv[data]'") from error
-    try:
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-            if image.mode[0] in "IF":
-                raise DataError(f"{name} has pixels of more than 8 bits; expected 8")
-            if most is not None and image.width * image.height > most:
-                raise DataError(f"{name} has {image.width:,} x {image.height:,} pixels; expected at most {most:,}")
-            pixels = np.asarray(image.convert("L" if grey or image.mode in ("1", "L", "LA") else "RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name} is no PNG or JPEG file, or is damaged or cut off: {error}") from error
-    return pixels[..., None] if pixels.ndim == 2 else pixels
