@@ -1,10 +1,10 @@
-"""What a training step of the ready experiments costs on a GPU, and where the time goes.
+"""Time of a training step of the experiments on a GPU, by part.
 
 python benchmarks/step.py [listops-base text-base ...] [--precision bfloat16 float32] [--compile] [--out FILE.json]
 
-The step is the one that `mrconv train` takes, on random batches of the task's full length: forward and backward,
-replayed as a CUDA graph or launched op by op, then AdamW. `epoch` is that times the steps of an epoch, without
-validation. Kernels are summed up by what they are for, from one replay under torch's profiler.
+The step is the one of `mrconv train`, on random batches of the task's full length: forward and backward, replayed as
+a CUDA graph or launched op by op, then AdamW. `epoch` is this time multiplied by the steps of an epoch, without
+validation. The times of kernels are added up by purpose, from one replay under torch's profiler.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from mrconv.training.module import build_model, compile_blocks, logits
 from mrconv.training.presets import composed
 
 EXPERIMENTS = ("listops-base", "text-base", "image-base", "pathfinder-base")
-# tokens there are (0: values), classes, length, training examples
+# size of the vocabulary (0 for real values), classes, length, training examples
 TASKS = {
     "listops": (18, 10, 2048, 96_000),
     "text": (135, 2, 4096, 25_000),
     "image": (0, 10, 1024, 45_000),
     "pathfinder": (0, 2, 1024, 160_000),
 }
-PARTS = {  # by a pattern of kernels' names, the first that fits
+PARTS = {  # the first pattern that matches the kernel's name
     "branches": r"^_\w+_kernel|fft",
     "matrix products": r"gemm|cutlass|nvjet|splitK",
     "norms": r"batch_norm|layer_norm|GammaBeta",
@@ -51,19 +51,19 @@ PARTS = {  # by a pattern of kernels' names, the first that fits
 
 
 def batch(experiment: Experiment) -> tuple[Batch, Prepared]:
-    """Return a random batch and a task's description without data."""
+    """Return a random batch and the description of a task without data."""
     tokens, classes, length, _ = TASKS[experiment.task]
-    rows = experiment.batch_size
-    x = torch.randint(tokens, (rows, length)) if tokens else torch.randn(rows, length, 1)
-    lengths = torch.randint(length // 4, length + 1, (rows,)) if tokens else None
+    size = experiment.batch_size
+    x = torch.randint(tokens, (size, length)) if tokens else torch.randn(size, length, 1)
+    lengths = torch.randint(length // 4, length + 1, (size,)) if tokens else None
     names = tuple(map(str, range(classes)))
     kind = "tokens" if tokens else "values"
     data = Prepared(experiment.task, kind, names, length, {}, tuple(map(str, range(tokens))))
-    return Batch(x, torch.randint(classes, (rows,)), lengths).to("cuda"), data
+    return Batch(x, torch.randint(classes, (size,)), lengths).to("cuda"), data
 
 
 def measure(experiment: Experiment, precision: str, compiled: bool, rounds: int) -> dict[str, Any]:
-    """Return milliseconds of a step, op by op and as a graph, and of its parts."""
+    """Return the milliseconds of a step, eager and as a CUDA graph, and of its parts."""
     e = experiment
     inputs, data = batch(e)
     model = build_model(e, data).cuda()
@@ -77,7 +77,7 @@ def measure(experiment: Experiment, precision: str, compiled: bool, rounds: int)
         loss.backward()
         return (loss.detach(),)
 
-    def plain() -> None:
+    def eager() -> None:
         optimizer.zero_grad()
         step(inputs)
         optimizer.step()
@@ -88,7 +88,7 @@ def measure(experiment: Experiment, precision: str, compiled: bool, rounds: int)
         graphed(inputs)
         optimizer.step()
 
-    ms = {name: median(run, rounds) for name, run in (("eager", plain), ("graph", replayed))}
+    ms = {name: median(each, rounds) for name, each in (("eager", eager), ("graph", replayed))}
     torch.cuda.reset_peak_memory_stats()
     replayed()
     kernels = kernel_times(replayed)
@@ -107,49 +107,49 @@ def measure(experiment: Experiment, precision: str, compiled: bool, rounds: int)
     }
 
 
-def median(run: Callable[[], None], rounds: int) -> float:
-    """Return the median milliseconds of a run."""
+def median(step: Callable[[], None], rounds: int) -> float:
+    """Return the median milliseconds of a step."""
     for _ in range(3):
-        run()
-    return statistics.median(timed(run, "cuda") for _ in range(rounds))
+        step()
+    return statistics.median(timed(step, "cuda") for _ in range(rounds))
 
 
-def kernel_times(run: Callable[[], None]) -> Counter[str]:
-    """Return the microseconds that each kernel takes in all."""
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        run()
+def kernel_times(step: Callable[[], None]) -> Counter[str]:
+    """Return the total microseconds of each kernel."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
         torch.cuda.synchronize()
-    return Counter({e.key: e.self_device_time_total for e in found.key_averages() if e.self_device_time_total})
+    return Counter({e.key: e.self_device_time_total for e in profiler.key_averages() if e.self_device_time_total})
 
 
 def main() -> int:
-    """Measure all, print a table and write what was found."""
+    """Measure all experiments, print a table and write the record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("experiments", nargs="*", default=EXPERIMENTS)
     parser.add_argument("--precision", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
-    parser.add_argument("--compile", action="store_true", help="compiled too")
+    parser.add_argument("--compile", action="store_true", help="measure compiled blocks too")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, help="JSON file of the record")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("torch finds no GPU")
     command = shlex.join(["python", *sys.argv])
-    found = record("step", command, "cuda", "mixed", given.rounds, copy_bandwidth("cuda"))
+    results = record("step", command, "cuda", "mixed", arguments.rounds, copy_bandwidth("cuda"))
     columns = ("eager, ms", "graph, ms", "epoch, s", "examples/s", "GiB", *PARTS)
     print(f"{'':18s}{'':12s}" + "".join(f"{name:>17s}" for name in columns), flush=True)
-    for name in given.experiments:
-        for precision in given.precision:
-            for compiled in (False, True) if given.compile else (False,):
-                row = measure(composed([f"experiment={name}"]), precision, compiled, given.rounds)
-                found["rows"].append({"name": name, "precision": precision, "compiled": compiled, **row})
-                shown = [row[key] for key in ("ms", "graph_ms", "epoch_s", "examples_per_s", "GiB")]
+    for name in arguments.experiments:
+        for precision in arguments.precision:
+            for compiled in (False, True) if arguments.compile else (False,):
+                row = measure(composed([f"experiment={name}"]), precision, compiled, arguments.rounds)
+                results["rows"].append({"name": name, "precision": precision, "compiled": compiled, **row})
+                values = [row[key] for key in ("ms", "graph_ms", "epoch_s", "examples_per_s", "GiB")]
                 kind = precision + ("*" if compiled else "")
-                cells = "".join(f"{value:17,.1f}" for value in (*shown, *row["parts_ms"].values()))
+                cells = "".join(f"{value:17,.1f}" for value in (*values, *row["parts_ms"].values()))
                 print(f"{name:18s}{kind:12s}{cells}", flush=True)
-                write(given.out, found)
+                write(arguments.out, results)
                 gc.collect()
                 torch.cuda.empty_cache()
-    if given.compile:
+    if arguments.compile:
         print("* compiled")
     return 0
 

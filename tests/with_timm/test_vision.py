@@ -128,7 +128,7 @@ def test_timms_training_and_validation_drive_it(tmp_path):
 
 
 def test_the_benchmark_finds_timms_models():
-    models = bench.contestants(shapes.VisionShape("T", "tiny"), "inference", bench.Options())
+    models = bench.models(shapes.VisionShape("T", "tiny"), "inference", bench.Options())
     x = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         for name in ("timm ConvNeXt", "timm Swin"):

@@ -1,1 +1,1 @@
-"""Benchmarks: contestants, timing and recording, for `mrconv bench` and the scripts in benchmarks/."""
+"""Benchmarks: candidates, timing and records, for `mrconv bench` and the scripts in benchmarks/."""

@@ -1,4 +1,4 @@
-"""Stacks of blocks that differ only in their mixer: ours, the paper's way, one dense FFT convolution, none."""
+"""Stacks of blocks that differ only in their mixer: MRConv, N branches, one dense FFT convolution, or none."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from mrconv import MRConvBlock, reparameterize
 
-from . import candidates as make
-from . import shapes
+from . import candidates, records, shapes
 from .options import Options
-from .records import Table, record, write
-from .timing import copy_bandwidth, free, measure
+from .timing import measure
 
-ANCHOR = "S4: measured before on an H200 with S4's own code (eager), not in this run"
-S4: dict[str, dict[str, dict[str, float]]] = {
+S4_NOTE = "S4: measured earlier on an H200 with the S4 authors' code (eager), not in this run"
+S4_MS: dict[str, dict[str, dict[str, float]]] = {
     "float32": {
         "training": {"ListOps": 41.9, "Text": 40.4, "Image": 59.3, "Path-X": 126.5},
         "forward": {"ListOps": 16.8, "Text": 14.9, "Image": 24.4, "Path-X": 45.0},
@@ -37,62 +35,61 @@ PRECISION = {
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Measure all stacks, print a table, write and return what was found."""
+    """Measure all stacks, print a table, and return the record."""
+    results = records.start("model", options)
+    results["precision"] = PRECISION[options.dtype]
+    s4 = {} if options.small else S4_MS[options.dtype]
+    if s4:
+        results["anchors_ms"] = {"what": S4_NOTE, **s4}
+    columns = ["S4"] if s4 else []
+    ratios = ["branches", "dense", *(columns if "H200" in results["hardware"] else [])]
+    table = records.Table(["none", "ours", "branches", "dense"], columns, ratios)
     chosen = shapes.select(shapes.MODELS, options.only)
-    bandwidth = copy_bandwidth(options.device)
-    found = record("model", options.command, options.device, options.dtype, options.rounds, bandwidth)
-    found["precision"] = PRECISION[options.dtype]
-    anchors = {} if options.small else S4[options.dtype]
-    if anchors:
-        found["anchors_ms"] = {"what": ANCHOR, **anchors}
-    names = ["S4"] if anchors else []
-    ratios = ["branches", "dense", *(names if "H200" in found["hardware"] else [])]
-    table = Table(["none", "ours", "branches", "dense"], names, ratios)
-    with matrix_products("high" if options.dtype == "bfloat16" else "highest"):
-        for shape in chosen:
-            row = one_shape(shape.small() if options.small else shape, options)
-            found["rows"].append(row)
-            write(options.out, found)
-            table.row(shape.name, row, {name: {"S4": by.get(shape.name)} for name, by in anchors.items()})
-            free()
-    if anchors:
-        print(ANCHOR)
-    return found
+    if options.small:
+        chosen = [shape.small() for shape in chosen]
+    with matmul_precision(options.dtype):
+        measured = records.measure_each(results, options.out, chosen, lambda shape: measure_shape(shape, options))
+        for shape, measurements in measured:
+            constants = {name: {"S4": times.get(shape.name)} for name, times in s4.items()}
+            table.print_shape(shape.name, measurements, constants)
+    if s4:
+        print(S4_NOTE)
+    return results
 
 
-def one_shape(shape: shapes.ModelShape, options: Options) -> dict[str, Any]:
-    """Measure one row."""
+def measure_shape(shape: shapes.ModelShape, options: Options) -> records.Measurements:
+    """Measure all stacks at one shape."""
     torch.manual_seed(0)
     device, dtype = options.device, getattr(torch, options.dtype)
     u = torch.randn(shape.batch, shape.length, shape.channels, device=device, dtype=dtype, requires_grad=True)
     g = torch.randn_like(u)
     autocast = dtype if dtype == torch.bfloat16 else None
-    row: dict[str, Any] = {"shape": asdict(shape)}
+    measurements: records.Measurements = {"shape": asdict(shape)}
     for name in options.passes:
-        merged = {"none": "none", "merged": "ours", "dense": "dense"}
-        trained = {each: each for each in ("none", "ours", "branches", "dense")}
-        chosen = merged if name == "inference" else trained
-        stacks = {key: stack(shape, mixer, device) for key, mixer in chosen.items()}
         if name == "inference":
-            stacks = {key: reparameterize(module) for key, module in stacks.items()}
+            mixers = {"none": "none", "merged": "ours", "dense": "dense"}
+        else:
+            mixers = {mixer: mixer for mixer in ("none", "ours", "branches", "dense")}
+        stacks = {candidate: stack(shape, mixer, device) for candidate, mixer in mixers.items()}
+        if name == "inference":
+            stacks = {candidate: reparameterize(module) for candidate, module in stacks.items()}
         compiled = None
         if options.compile:
             torch.compiler.reset()
-            compiled = make.runs(
-                name, {key: by_block(stacks[key]) for key in stacks if key in COMPILED}, u, g, autocast
-            )
-        runs = make.runs(name, stacks, u, g, autocast)
-        row[name] = measure(runs, options.rounds, device, compiled, label=f"{shape.name}, {name}")
-    return row
+            modules = {candidate: compile_blocks(stacks[candidate]) for candidate in stacks if candidate in COMPILED}
+            compiled = candidates.steps(name, modules, u, g, autocast)
+        steps = candidates.steps(name, stacks, u, g, autocast)
+        measurements[name] = measure(steps, options.rounds, device, compiled, label=f"{shape.name}, {name}")
+    return measurements
 
 
-def by_block(stack: nn.Module) -> nn.Module:
-    """Return the stack with every block compiled by itself: as they are alike, that takes no longer than for one."""
+def compile_blocks(stack: nn.Module) -> nn.Module:
+    """Return the stack with each block compiled separately: equal blocks share one compilation."""
     return nn.Sequential(*(cast(nn.Module, torch.compile(block)) for block in stack.children()))
 
 
 class Mixer(nn.Module):
-    """Any map of (B, L, D) in the place of a block's layer."""
+    """Any map from (B, L, D) to (B, L, D), with the signature of a block's layer."""
 
     def __init__(self, d_model: int, inner: nn.Module) -> None:
         super().__init__()
@@ -101,13 +98,13 @@ class Mixer(nn.Module):
     def forward(
         self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
     ) -> Tensor:
-        """Apply it, and GELU."""
+        """Apply the map, and GELU if asked to."""
         y = self.inner(u)
         return nn.functional.gelu(y) if gelu else y
 
 
 def stack(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:
-    """Return blocks in which only the mixer differs, in training mode."""
+    """Return blocks in training mode that differ only in their mixer."""
     blocks = []
     for _ in range(shape.depth):
         block = MRConvBlock(shape.channels, shape.length, block_norm=shape.block_norm, device=device, **shape.options)
@@ -115,9 +112,9 @@ def stack(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:
         if mixer == "none":
             inner = nn.Identity()
         elif mixer == "branches":
-            inner = make.branches(shape, device, shape.depth)
+            inner = candidates.branches(shape, device, shape.depth)
         elif mixer == "dense":
-            inner = make.DenseConvolution(shape.channels, shape.length, shape.bidirectional, device)
+            inner = candidates.DenseConvolution(shape.channels, shape.length, shape.bidirectional, device)
         if inner is not None:
             block.layer = Mixer(shape.channels, inner)  # type: ignore[assignment]
         blocks.append(block)
@@ -125,10 +122,10 @@ def stack(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:
 
 
 @contextmanager
-def matrix_products(precision: str) -> Iterator[None]:
-    """Allow ("high") or forbid ("highest") TF32 in matrix products."""
+def matmul_precision(dtype: str) -> Iterator[None]:
+    """Allow TF32 in matrix products for a benchmark in bfloat16, forbid it in float32."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+    torch.set_float32_matmul_precision("high" if dtype == "bfloat16" else "highest")
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a layer is measured against, in plain PyTorch."""
+"""The layers that a benchmark compares, in PyTorch."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from mrconv import MRConv
 
 from .shapes import Shape
 
-Run = Callable[[], Any]
+Step = Callable[[], Any]
+"""One pass of one candidate over a fixed batch."""
 
-PER_BRANCH = 7
-"""How many tensors of the input's size one branch takes in a training step, as measured."""
+TENSORS_PER_BRANCH = 7
+"""Tensors of the input's size that one branch keeps in a training step, as measured."""
 
 
 def layer(shape: Shape, backend: str, device: str) -> MRConv:
-    """Return our layer of this shape."""
+    """Return an MRConv layer of this shape."""
     return MRConv(shape.channels, shape.length, **shape.options, backend=backend, device=device)
 
 
 def branches(shape: Shape, device: str, depth: int = 1) -> nn.Module:
-    """Return the paper's way: N convolutions and N BatchNorms (N convolutions of the pieces for "concat")."""
-    needed = depth * bytes_of_branches(shape)
-    if device == "cpu" and needed > 0.9 * cpu_memory():
-        return Refused(f"needs about {needed / 2**30:.0f} GiB")
+    """Return the paper's layer: N convolutions and N BatchNorms, or the N convolutions of "concat"."""
+    needed = depth * branch_bytes(shape)
+    if device == "cpu" and needed > 0.9 * available_memory():
+        return Unavailable(f"needs about {needed / 2**30:.0f} GiB")
     if shape.kernel == "dilated" and shape.combine == "sum" and not shape.bidirectional:
         return DilatedBranches(shape, device)
     return layer(shape, "reference", device)
 
 
-def bytes_of_branches(shape: Shape) -> int:
-    """Return about how much memory a training step of the paper's way takes, in one layer."""
-    many = layer(shape, "reference", "meta").resolutions * (1 + shape.bidirectional)
-    return PER_BRANCH * many * 4 * shape.batch * shape.length * shape.channels
+def branch_bytes(shape: Shape) -> int:
+    """Estimate the memory of one training step of the paper's layer."""
+    n_branches = layer(shape, "reference", "meta").resolutions * (1 + shape.bidirectional)
+    return TENSORS_PER_BRANCH * n_branches * 4 * shape.batch * shape.length * shape.channels
 
 
-def cpu_memory() -> float:
-    """Return the bytes that are free for use, infinity where the system does not tell."""
+def available_memory() -> float:
+    """Return the available bytes of main memory, infinity where the system does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -51,20 +52,24 @@ def cpu_memory() -> float:
     return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf"))
 
 
-class Refused(nn.Module):
-    """Fails for a reason: no such shape, or too large for a CPU, whose process would be killed for trying."""
+class Unavailable(nn.Module):
+    """Candidate that cannot run, with the reason.
+
+    It stands for a mixer that does not support the shape, and for one too large for the CPU's memory: the system
+    would kill the process.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__()
         self.reason = reason
 
     def forward(self, u: Tensor) -> Tensor:
-        """Fail."""
+        """Raise the reason as an error."""
         raise RuntimeError(self.reason)
 
 
 class DilatedBranches(nn.Module):
-    """N depthwise dilated conv1d and N BatchNorms: the paper's dilated layer."""
+    """The paper's dilated layer: N depthwise dilated conv1d and N BatchNorms."""
 
     def __init__(self, shape: Shape, device: str) -> None:
         super().__init__()
@@ -88,7 +93,7 @@ class DilatedBranches(nn.Module):
 
 
 class DenseConvolution(nn.Module):
-    """One FFT convolution with a free kernel as long as the input, or as long on both sides."""
+    """One FFT convolution with a free kernel of the input's length, or of that length on both sides."""
 
     def __init__(self, channels: int, length: int, bidirectional: bool, device: str) -> None:
         super().__init__()
@@ -97,33 +102,38 @@ class DenseConvolution(nn.Module):
         self.lead = length if bidirectional else 0
 
     def forward(self, u: Tensor) -> Tensor:
-        """Convolve in float32, as FFTs must."""
+        """Convolve in float32: FFTs have no half precision."""
         L, n = u.shape[1], 2 * u.shape[1]
         x = u.transpose(1, 2).float()
         y = irfft(rfft(x, n) * rfft(self.kernel, n), n)
         return y.roll(-self.lead, -1)[..., :L].transpose(1, 2).to(u.dtype)
 
 
-def runs(
-    name: str, modules: Mapping[str, nn.Module], u: Tensor, g: Tensor, cast: torch.dtype | None = None
-) -> dict[str, Run]:
-    """Return the pass of this name for each module.
+def steps(
+    pass_name: str, modules: Mapping[str, nn.Module], u: Tensor, g: Tensor, autocast: torch.dtype | None = None
+) -> dict[str, Step]:
+    """Return a step of each module.
 
-    "training": forward, and the gradients of the input and of all parameters; "forward": the first half of it, with
-    all that a backward would need; "inference": without gradients. `cast` runs the forward under torch.autocast.
+    Args:
+        pass_name: "training" (forward, and the gradients of the input and of all parameters), "forward" (the first
+            half of it, which keeps all that a backward needs) or "inference" (without gradients).
+        modules: candidates by name.
+        u: input.
+        g: gradient of the output.
+        autocast: dtype of torch.autocast in the forward pass; None disables it.
     """
-    return {key: _run(name, module, u, g, cast) for key, module in modules.items()}
+    return {name: _step(pass_name, module, u, g, autocast) for name, module in modules.items()}
 
 
-def _run(name: str, module: nn.Module, u: Tensor, g: Tensor, cast: torch.dtype | None) -> Run:
-    wanted = [u, *(p for p in module.parameters() if p.requires_grad)]
+def _step(pass_name: str, module: nn.Module, u: Tensor, g: Tensor, autocast: torch.dtype | None) -> Step:
+    inputs = [u, *(p for p in module.parameters() if p.requires_grad)]
 
     def forward() -> Tensor:
-        with nullcontext() if cast is None else torch.autocast(u.device.type, cast):
+        with nullcontext() if autocast is None else torch.autocast(u.device.type, autocast):
             return module(u)
 
     def training() -> tuple[Tensor | None, ...]:
         y = forward()
-        return torch.autograd.grad(y, wanted, g.to(y.dtype), allow_unused=True)
+        return torch.autograd.grad(y, inputs, g.to(y.dtype), allow_unused=True)
 
-    return {"training": training, "forward": forward, "inference": torch.no_grad()(forward)}[name]
+    return {"training": training, "forward": forward, "inference": torch.no_grad()(forward)}[pass_name]

@@ -1,4 +1,4 @@
-"""Options that all benchmarks have."""
+"""Options that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ PASSES = ("training", "forward", "inference")
 
 @dataclass(frozen=True)
 class Options:
-    """Where, how and what to measure; `only` holds beginnings of names, `passes` some of PASSES, `mixers` names.
+    """Options of one benchmark.
 
-    batch: of `vision`; 0 for the shape's own.
+    Args:
+        device: "cpu" or "cuda".
+        dtype: dtype of the activations, "float32" or "bfloat16".
+        rounds: number of rounds; times are medians over them.
+        small: use shapes that suit a CPU.
+        only: prefixes of the names to measure; None measures everything.
+        out: JSON file of the record; None writes none.
+        compile: measure under torch.compile too.
+        command: the command line, for the record.
+        passes: some of PASSES.
+        mixers: names of the mixers of `compare`; None stands for all of them.
+        batch: batch size of `vision`; 0 stands for the shape's default.
     """
 
     device: str = "cpu"

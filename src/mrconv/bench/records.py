@@ -1,77 +1,91 @@
-"""What a run prints and what it records."""
+"""The table that a benchmark prints and the record that it writes."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import mrconv
 from mrconv._utils.revision import revision
 
-from .options import PASSES
-from .timing import MEMORY, Result
+from .options import PASSES, Options
+from .timing import MEMORY, Result, copy_bandwidth, free
 
-WAYS = {
-    "ms": "eager, ms",
-    "graph_ms": "graph, ms",
-    "compile_ms": "compiled, ms",
-    "compile_graph_ms": "both, ms",
+T = TypeVar("T")
+Measurements = dict[str, Any]
+"""The shape that was measured and, for each pass, the `Result` of each candidate."""
+
+TIMINGS = {"ms": "eager", "graph_ms": "graph", "compile_ms": "compiled", "compile_graph_ms": "both"}
+"""Ways to execute a step; "both" is compiled and replayed as a CUDA graph."""
+METRICS = {
+    **{key: f"{name}, ms" for key, name in TIMINGS.items()},
     "MiB": "MiB",
     "examples_per_s": "examples/s",
     "beside_s4": "speed / S4's",
 }
-
-SPEEDS = {"ms": "eager", "graph_ms": "graph", "compile_ms": "compiled", "compile_graph_ms": "both"}
+ERRORS = ("error", "graph_error", "compile_error", "compile_graph_error")
+BANDWIDTH_BOUND = "bandwidth bound"
 
 
 class Table:
-    """Prints rows as they come: a line per pass and way, a column per contestant, then others as multiples of ours.
+    """Table with a line per pass and metric, a column per candidate, and ratios of other candidates to ours.
 
-    The way "both" is compiled and replayed as a graph.
+    Args:
+        candidates: columns of measured values.
+        constants: columns of values that are not measured, such as the bandwidth bound.
+        ratios: candidates and constants that are printed as multiples of ours too.
     """
 
-    def __init__(self, contestants: Sequence[str], known: Sequence[str] = (), ratios: Sequence[str] = ()) -> None:
-        self.contestants, self.known, self.ratios = contestants, known, ratios
-        self.widths = {name: max(9, len(name) + 2) for name in (*contestants, *known)}
-        self.versus = {name: max(9, len(name) + 4) for name in ratios}
+    def __init__(self, candidates: Sequence[str], constants: Sequence[str] = (), ratios: Sequence[str] = ()) -> None:
+        self.candidates = candidates
+        self.widths = {name: max(9, len(name) + 2) for name in (*candidates, *constants)}
+        self.ratio_widths = {name: max(9, len(name) + 4) for name in ratios}
         columns = [f"{name:>{width}s}" for name, width in self.widths.items()]
-        columns += [f"{'x ' + name:>{width}s}" for name, width in self.versus.items()]
+        columns += [f"{'x ' + name:>{width}s}" for name, width in self.ratio_widths.items()]
         print(f"{'':15s}{'':10s}{'':13s}" + "".join(columns), flush=True)
 
-    def row(self, name: str, row: Mapping[str, Any], known: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Print what was measured of one shape; `known` are times by pass, eager ones but the floor, from elsewhere."""
-        failures = []
-        for each in PASSES:
-            title = each
-            results: Mapping[str, Result] = row.get(each, {})
-            for way, unit in WAYS.items():
-                values = {self._column(key): result.get(way) for key, result in results.items()}
+    def print_shape(
+        self,
+        name: str,
+        measurements: Measurements,
+        constants: Mapping[str, Mapping[str, float | None]] | None = None,
+    ) -> None:
+        """Print the measurements of one shape.
+
+        Args:
+            name: name of the shape.
+            measurements: results by pass and candidate.
+            constants: milliseconds by pass and column; the bandwidth bound holds for all timings, others for eager.
+        """
+        for pass_name in PASSES:
+            title = pass_name
+            results: Mapping[str, Result] = measurements.get(pass_name, {})
+            for metric, label in METRICS.items():
+                values = {self._column(candidate): result.get(metric) for candidate, result in results.items()}
                 if any(value is not None for value in values.values()):
-                    fixed = known.get(each, {}) if way in SPEEDS else {}
-                    values |= {key: ms for key, ms in fixed.items() if way == "ms" or key == "floor"}
-                    print(f"{name:15s}{title:10s}{unit:13s}" + self._figures(values), flush=True)
+                    if constants and metric in TIMINGS:
+                        given = constants.get(pass_name, {})
+                        values |= {key: ms for key, ms in given.items() if metric == "ms" or key == BANDWIDTH_BOUND}
+                    print(f"{name:15s}{title:10s}{label:13s}" + self._cells(values), flush=True)
                     name = title = ""
-            for key, result in results.items():
-                every = ("error", "graph_error", "compile_error", "compile_graph_error")
-                notes = [note for note in every if note in result]
-                failures += [f"{each}, {key}, {note.replace('_', ' ')}: {result[note]}" for note in notes]
-        for failure in failures:
-            print(f"{'':15s}{failure}", flush=True)
+        for pass_name in PASSES:
+            for failure in failures(measurements.get(pass_name, {})):
+                print(f"{'':15s}{pass_name}, {failure}", flush=True)
 
-    def _column(self, contestant: str) -> str:
-        """Return its column: a merged layer is ours, unless it has its own."""
-        return "ours" if contestant == "merged" and "merged" not in self.contestants else contestant
+    def _column(self, candidate: str) -> str:
+        """Return the candidate's column: a merged layer goes under "ours" unless it has its own column."""
+        return "ours" if candidate == "merged" and "merged" not in self.candidates else candidate
 
-    def _figures(self, values: Mapping[str, float | None]) -> str:
+    def _cells(self, values: Mapping[str, float | None]) -> str:
         ours = values.get("merged") or values.get("ours")
         cells = [_cell(values.get(key), width) for key, width in self.widths.items()]
-        for key, width in self.versus.items():
+        for key, width in self.ratio_widths.items():
             other = values.get(key)
             cells.append(_cell(other / ours if other is not None and ours else None, width))
         return "".join(cells)
@@ -83,8 +97,16 @@ def _cell(value: float | None, width: int) -> str:
     return f"{value:{width}.{3 if value < 1 else 2 if value < 100 else 1}f}"
 
 
+def failures(results: Mapping[str, Result]) -> Iterator[str]:
+    """Yield a line for each error among the results of one pass."""
+    for candidate, result in results.items():
+        for key in ERRORS:
+            if key in result:
+                yield f"{candidate}, {key.replace('_', ' ')}: {result[key]}"
+
+
 def record(benchmark: str, command: str, device: str, dtype: str, rounds: int, bandwidth: float) -> dict[str, Any]:
-    """Return what a run is to be known by: hardware, versions, options; rows are yet to come."""
+    """Return a record without measurements: hardware, versions and options."""
     return {
         "benchmark": benchmark,
         "command": command,
@@ -105,10 +127,31 @@ def record(benchmark: str, command: str, device: str, dtype: str, rounds: int, b
     }
 
 
-def write(path: Path | None, found: Mapping[str, Any]) -> None:
-    """Write what there is, so that a run that is stopped leaves its rows."""
+def start(benchmark: str, options: Options) -> dict[str, Any]:
+    """Return the record of a benchmark with these options."""
+    bandwidth = copy_bandwidth(options.device)
+    return record(benchmark, options.command, options.device, options.dtype, options.rounds, bandwidth)
+
+
+def measure_each(
+    results: dict[str, Any], out: Path | None, items: Iterable[T], measure: Callable[[T], Measurements]
+) -> Iterator[tuple[T, Measurements]]:
+    """Measure the items in turn and add each to the record.
+
+    The record is written after each item, so that an interrupted benchmark keeps what it has measured.
+    """
+    for item in items:
+        measurements = measure(item)
+        results["rows"].append(measurements)
+        write(out, results)
+        yield item, measurements
+        free()
+
+
+def write(path: Path | None, results: Mapping[str, Any]) -> None:
+    """Write a record as JSON, if there is a path."""
     if path is not None:
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        path.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def _version(package: str) -> str | None:
@@ -119,7 +162,7 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
-    """Return the processor's name, as well as the system tells it."""
+    """Return the processor's name, as precisely as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -128,6 +171,6 @@ def _processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def speed(result: Mapping[str, Any], batch: int, ways: tuple[str, ...] = tuple(SPEEDS)) -> float:
-    """Return examples a second by the fastest of these ways; 0 if there is none."""
-    return max((1e3 * batch / result[way] for way in ways if result.get(way)), default=0.0)
+def speed(result: Mapping[str, Any], batch: int, timings: Sequence[str] = tuple(TIMINGS)) -> float:
+    """Return the examples per second of the fastest of these timings, 0 if none was measured."""
+    return max((1e3 * batch / result[timing] for timing in timings if result.get(timing)), default=0.0)

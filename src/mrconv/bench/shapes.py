@@ -1,4 +1,4 @@
-"""What is measured, without torch: a wrong name on the command line is found at once."""
+"""Shapes that benchmarks measure; imports no torch, so that the command line reports a wrong name at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MINIMUM, MAXIMUM = 256, 2**20
 
 
 class Named(Protocol):
-    """Anything `--only` can pick."""
+    """Anything that `--only` can select."""
 
     @property
     def name(self) -> str:
-        """What `--only` takes."""
+        """The name that `--only` matches."""
 
 
 T = TypeVar("T", bound=Named)
@@ -35,12 +35,12 @@ class Shape:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keywords of `MRConv`."""
+        """Keyword arguments of `MRConv`."""
         names = ("kernel", "kernel_size", "bidirectional", "combine")
         return {name: getattr(self, name) for name in names}
 
     def small(self) -> Shape:
-        """Return an eighth of the batch."""
+        """Return the shape with an eighth of the batch."""
         return replace(self, batch=max(1, self.batch // 8))
 
 
@@ -52,13 +52,13 @@ class ModelShape(Shape):
     block_norm: str = "batch"
 
     def small(self) -> ModelShape:
-        """Return an eighth of the batch and at most two blocks."""
+        """Return the shape with an eighth of the batch and at most two blocks."""
         return replace(self, batch=max(1, self.batch // 8), depth=min(2, self.depth))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A layer measured at all lengths; kernel None is one dense FFT convolution."""
+    """A layer that is measured at all lengths; kernel None is one dense FFT convolution."""
 
     name: str
     kernel: str | None = None
@@ -67,7 +67,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class VisionShape:
-    """Vision models of one size; `reduced` ones have a block per stage and take pictures of 64 x 64."""
+    """Vision models of one size; `reduced` ones have one block per stage and take images of 64 x 64."""
 
     name: str
     size: str
@@ -75,7 +75,7 @@ class VisionShape:
     reduced: bool = False
 
     def small(self) -> VisionShape:
-        """Return reduced models and a batch of 2."""
+        """Return the shape of reduced models with a batch of 2."""
         return replace(self, batch=2, reduced=True)
 
 
@@ -110,19 +110,19 @@ KINDS = [
 
 
 def lengths(device: str, small: bool) -> list[tuple[int, int, int]]:
-    """Return (batch, length, channels) for powers of 2, batch * length the same for all."""
+    """Return (batch, length, channels) for lengths that are powers of 2, with a constant batch * length."""
     total, channels = (2**16, 8) if small else (2**20, 64 if device == "cuda" else 2)
     powers = [2**i for i in range(64) if MINIMUM <= 2**i <= min(MAXIMUM, total)]
     return [(total // length, length, channels) for length in powers]
 
 
 def select(entries: Sequence[T], names: Iterable[str] | None) -> list[T]:
-    """Return the entries whose names begin with one of these, in any case; all if None."""
+    """Return the entries whose names start with one of these, ignoring case; all if None."""
     if names is None:
         return list(entries)
     for name in names:
         if not any(entry.name.lower().startswith(name.lower()) for entry in entries):
-            known = ", ".join(repr(entry.name) for entry in entries)
-            raise ValueError(f"{name!r} is not the name, or the beginning of the name, of one of {known}")
-    wanted = tuple(name.lower() for name in names)
-    return [entry for entry in entries if entry.name.lower().startswith(wanted)]
+            allowed = ", ".join(repr(entry.name) for entry in entries)
+            raise ValueError(f"{name!r} must be the name, or the start of the name, of one of {allowed}")
+    prefixes = tuple(name.lower() for name in names)
+    return [entry for entry in entries if entry.name.lower().startswith(prefixes)]

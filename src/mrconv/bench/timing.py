@@ -1,4 +1,4 @@
-"""Times and peak memory: contestants take turns, times are medians of single, synchronised steps."""
+"""Times and peak memory: candidates alternate, and times are medians of single, synchronised steps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .candidates import Run
+from .candidates import Step
 
 Result = dict[str, Any]
-"""One contestant: ms, graph_ms (and compile_ms), MiB, each a number or None, and a word on each failure."""
+"""One candidate: ms, graph_ms (and compile_ms), MiB, each a number or None, and the message of each error."""
 T = TypeVar("T")
 
 MEMORY = {
@@ -30,134 +30,166 @@ MEMORY = {
 
 
 def measure(
-    runs: Mapping[str, Run], rounds: int, device: str, compiled: Mapping[str, Run] | None = None, label: str = ""
+    steps: Mapping[str, Step], rounds: int, device: str, compiled: Mapping[str, Step] | None = None, label: str = ""
 ) -> dict[str, Result]:
-    """Measure each contestant launched op by op, as a CUDA graph where there is a GPU, and compiled, those given so."""
-    results: dict[str, Result] = {name: {"ms": None, "graph_ms": None, "MiB": None} for name in runs}
-    ready: dict[tuple[str, str], Run] = {}
-    for name, run in runs.items():
-        progress(f"{label}: {name}")
-        result = results[name]
-        result["MiB"] = attempt(functools.partial(first_steps, run, device), result, "error")
-        if result["MiB"] is None:
-            continue
-        ready[name, "ms"] = run
-        if compiled is not None and name in compiled:
-            result["compile_ms"] = result["compile_graph_ms"] = None
-            if attempt(functools.partial(warm_up, compiled[name]), result, "compile_error"):
-                ready[name, "compile_ms"] = compiled[name]
+    """Measure each candidate.
+
+    Args:
+        steps: one step of each candidate, launched op by op and, on a GPU, replayed as a CUDA graph too.
+        rounds: number of times that each step is timed.
+        device: "cpu" or "cuda".
+        compiled: compiled steps of some of the candidates.
+        label: printed with the progress.
+    """
+    results: dict[str, Result] = {name: {"ms": None, "graph_ms": None, "MiB": None} for name in steps}
+    runnable = _warmed_up(steps, compiled or {}, device, results, label)
     if device == "cuda":
-        # One replays at a time: what a step needs, all may have in turn, as the allocator keeps memory by stream.
-        pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        for name, _ in [key for key in ready if key[1] == "ms"]:
-            progress(f"{label}: {name}, CUDA graph")
-            for column, each in (("graph_ms", runs), ("compile_graph_ms", compiled or {})):
-                if column == "graph_ms" or (name, "compile_ms") in ready:
-                    note = column.replace("_ms", "_error")
-                    replay = attempt(functools.partial(captured, each[name], pool, side), results[name], note)
-                    if replay is not None:
-                        ready[name, column] = replay
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in ready}
+        runnable |= _graphs(steps, compiled or {}, runnable, results, label)
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in runnable}
     for i in range(rounds):
         progress(f"{label}: round {i + 1} of {rounds}")
-        for key, run in list(ready.items()):
-            note = "error" if key[1] == "ms" else key[1].replace("_ms", "_error")
-            ms = attempt(functools.partial(timed, run, device), results[key[0]], note)
+        for (name, timing), step in list(runnable.items()):
+            error_key = "error" if timing == "ms" else timing.replace("_ms", "_error")
+            ms = attempt(functools.partial(timed, step, device), results[name], error_key)
             if ms is None:
-                del ready[key], times[key]
+                del runnable[name, timing], times[name, timing]
             else:
-                times[key].append(ms)
+                times[name, timing].append(ms)
     progress("")
-    for (name, column), taken in times.items():
-        results[name][column] = statistics.median(taken)
-    ready.clear()
+    for (name, timing), milliseconds in times.items():
+        results[name][timing] = statistics.median(milliseconds)
+    runnable.clear()
     free()
     return results
 
 
-def attempt(do: Callable[[], T], result: Result, note: str) -> T | None:
-    """Return what it returns; if it fails, keep the first line of the error, give memory back and return None."""
+def _warmed_up(
+    steps: Mapping[str, Step], compiled: Mapping[str, Step], device: str, results: Mapping[str, Result], label: str
+) -> dict[tuple[str, str], Step]:
+    """Return the steps that run, by candidate and timing, and record peak memory or an error in the results."""
+    runnable: dict[tuple[str, str], Step] = {}
+    for name, step in steps.items():
+        progress(f"{label}: {name}")
+        result = results[name]
+        result["MiB"] = attempt(functools.partial(first_steps, step, device), result, "error")
+        if result["MiB"] is None:
+            continue
+        runnable[name, "ms"] = step
+        if name in compiled:
+            result["compile_ms"] = result["compile_graph_ms"] = None
+            if attempt(functools.partial(warm_up, compiled[name]), result, "compile_error"):
+                runnable[name, "compile_ms"] = compiled[name]
+    return runnable
+
+
+def _graphs(
+    steps: Mapping[str, Step],
+    compiled: Mapping[str, Step],
+    runnable: Mapping[tuple[str, str], Step],
+    results: Mapping[str, Result],
+    label: str,
+) -> dict[tuple[str, str], Step]:
+    """Return CUDA graphs of the runnable steps.
+
+    The graphs share one pool and one stream: only one replays at a time, and the allocator keeps memory by stream.
+    """
+    graphs: dict[tuple[str, str], Step] = {}
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    for name, _ in [key for key in runnable if key[1] == "ms"]:
+        progress(f"{label}: {name}, CUDA graph")
+        for timing, step in (("graph_ms", steps[name]), ("compile_graph_ms", compiled.get(name))):
+            if step is None or (timing == "compile_graph_ms" and (name, "compile_ms") not in runnable):
+                continue
+            error_key = timing.replace("_ms", "_error")
+            replay = attempt(functools.partial(captured, step, pool, stream), results[name], error_key)
+            if replay is not None:
+                graphs[name, timing] = replay
+    return graphs
+
+
+def attempt(call: Callable[[], T], result: Result, error_key: str) -> T | None:
+    """Return the result of the call; on failure record the error's first line, free memory and return None."""
     try:
-        return do()
+        return call()
     except torch.OutOfMemoryError:
-        result[note] = "out of memory"
+        result[error_key] = "out of memory"
     except Exception as error:
-        result[note] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        result[error_key] = (str(error).strip().splitlines() or [type(error).__name__])[0]
     free()
     return None
 
 
-def timed(run: Run, device: str) -> float:
+def timed(step: Step, device: str) -> float:
     """Return the milliseconds of one step."""
     synchronise(device)
     start = time.perf_counter()
-    run()
+    step()
     synchronise(device)
     return 1e3 * (time.perf_counter() - start)
 
 
-def warm_up(run: Run) -> bool:
-    """Run a few steps; tells that they went well."""
+def warm_up(step: Step) -> bool:
+    """Run a few steps and return True."""
     for _ in range(3):
-        run()
+        step()
     return True
 
 
-def first_steps(run: Run, device: str) -> float:
+def first_steps(step: Step, device: str) -> float:
     """Warm up and return the peak memory of one step, in MiB."""
     if device != "cuda":
-        run()
-        return _peak_on_cpu(run) / 2**20
-    warm_up(run)
+        step()
+        return _peak_on_cpu(step) / 2**20
+    warm_up(step)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    run()
+    step()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def _peak_on_cpu(run: Run) -> int:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else the profiler writes lines of its own
+def _peak_on_cpu(step: Step) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences the profiler's log
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
+        step()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
     changes = sorted((e["ts"], e["args"]["Ev Idx"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]")
-    held = peak = 0
+    allocated = peak = 0
     for *_, change in changes:
-        held += change
-        peak = max(peak, held)
+        allocated += change
+        peak = max(peak, allocated)
     return peak
 
 
-def captured(run: Run, pool: Any, side: torch.cuda.Stream) -> Run:
-    """Return a CUDA graph of it, in a pool of memory: what the device needs, without the host's launches."""
+def captured(step: Step, pool: Any, stream: torch.cuda.Stream) -> Step:
+    """Return a step that replays a CUDA graph of the given one: the device's work without the host's launches."""
     free()
-    stream = torch.cuda.current_stream()
-    side.wait_stream(stream)
-    with torch.cuda.stream(side):
-        warm_up(run)
-    stream.wait_stream(side)
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        warm_up(step)
+    current.wait_stream(stream)
     free()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=side):
-            run()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            step()
     except Exception as error:
-        torch.cuda.set_stream(stream)  # a capture that fails may leave its own stream current
+        torch.cuda.set_stream(current)  # a failed capture may leave its stream current
         raise (error.__context__ or error) from None
-    return functools.partial(_replay, graph, run)
+    return functools.partial(_replay, graph, step)
 
 
-def _replay(graph: torch.cuda.CUDAGraph, run: Run) -> None:
-    """Replay, and hold on to what was captured: the graph knows its tensors by address only."""
+def _replay(graph: torch.cuda.CUDAGraph, step: Step) -> None:
+    """Replay the graph; the argument `step` keeps the tensors alive that the graph addresses."""
     graph.replay()
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes per second of a large copy, counting what is read and what is written."""
+    """Return the bytes per second of a large copy, counting both reads and writes."""
     x = torch.randn(2**28 if device == "cuda" else 2**24, device=device)
     y = torch.empty_like(x)
     ms = statistics.median(timed(lambda: y.copy_(x), device) for _ in range(10))
@@ -165,20 +197,20 @@ def copy_bandwidth(device: str) -> float:
 
 
 def synchronise(device: str) -> None:
-    """Wait until the device is done."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def free() -> None:
-    """Give the GPU's memory back that nothing refers to any more."""
+    """Release the GPU memory that no tensor refers to."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def progress(text: str) -> None:
-    """Show what is being done, on a terminal only."""
+    """Show the current activity if stderr is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +14,58 @@ from mrconv.bench.options import PASSES, Options
 
 from .parser import CommandError, Parser, positive
 
-BENCHMARKS: dict[str, tuple[str, list[Any], str]] = {
-    "layer": (
+SMALL_STACK = "an eighth of the batch, at most two blocks"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark: its module in mrconv.bench, help, entries that `--only` selects, and effect of `--small`."""
+
+    module: str
+    about: str
+    entries: Sequence[Any]
+    small: str
+    passes: Sequence[str] = PASSES
+    default_passes: Sequence[str] = PASSES
+    compile_help: str | None = None
+
+
+BENCHMARKS = {
+    "layer": Benchmark(
+        "single_layer",
         "one layer, against the paper's N branches and one dense FFT convolution",
         shapes.LAYERS,
         "an eighth of the batch",
     ),
-    "model": (
-        "stacks of blocks that differ in their mixer only",
+    "model": Benchmark(
+        "block_stacks",
+        "stacks of blocks that differ only in their mixer",
         shapes.MODELS,
-        "an eighth of the batch, at most two blocks",
+        SMALL_STACK,
+        compile_help="also measure MRConv, merged and no mixer under torch.compile",
     ),
-    "compare": (
+    "compare": Benchmark(
+        "mixer_comparison",
         "all mixers in the same block, at the paper's shapes and against length",
         [*shapes.MODELS, *shapes.LENGTHS],
-        "an eighth of the batch, at most two blocks",
+        SMALL_STACK,
+        compile_help="also measure under torch.compile, block by block",
     ),
-    "length": (
+    "length": Benchmark(
+        "length_sweep",
         "one layer against length, at a constant number of elements",
         shapes.KINDS,
         "2**16 positions of 8 channels, lengths up to 65,536",
     ),
-    "vision": (
-        "images/s of MRConvNeXt, against ConvNeXt and Swin of the same size (timm's, if it is installed)",
+    "vision": Benchmark(
+        "image_models",
+        "images/s of MRConvNeXt, against ConvNeXt and Swin of the same size (from timm, if installed)",
         shapes.VISION,
-        "a block per stage, 2 pictures of 64 x 64",
+        "one block per stage, 2 images of 64 x 64",
+        passes=("training", "inference"),
+        default_passes=("inference",),
+        compile_help="also measure under torch.compile, block by block",
     ),
-}
-
-
-MODULES = {
-    "layer": "single_layer",
-    "model": "block_stacks",
-    "compare": "mixer_comparison",
-    "length": "length_sweep",
-    "vision": "image_models",
 }
 
 
@@ -55,62 +74,67 @@ def add(commands: Any) -> None:
     about = "measure times and peak memory on this machine"
     parser = commands.add_parser("bench", help=about, description=about.capitalize() + ".")
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for name, (what, entries, small) in BENCHMARKS.items():
-        _add(benchmarks.add_parser(name, help=what, description=what[0].upper() + what[1:] + "."), name, entries, small)
+    for name, benchmark in BENCHMARKS.items():
+        about = benchmark.about
+        _add(benchmarks.add_parser(name, help=about, description=about[0].upper() + about[1:] + "."), name, benchmark)
 
 
-def _add(parser: Parser, name: str, entries: list[Any], small: str) -> None:
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if there is one, else cpu")
+def _add(parser: Parser, name: str, benchmark: Benchmark) -> None:
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if available, else cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="default: float32")
     parser.add_argument("--rounds", type=positive, default=20, metavar="N", help="times are medians of N; default: 20")
-    parser.add_argument("--small", action="store_true", help=f"{small}: for CPUs")
-    known = ", ".join(entry.name for entry in entries)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only those whose names begin so: {known}")
-    passes = [each for each in PASSES if name != "vision" or each != "forward"]
-    default = ["inference"] if name == "vision" else passes
-    told = "inference" if name == "vision" else "all"
-    parser.add_argument("--pass", nargs="+", choices=passes, default=default, dest="passes", help=f"default: {told}")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results there")
-    if name == "model":
-        parser.add_argument("--compile", action="store_true", help="measure ours and none under torch.compile too")
-    if name in ("vision", "compare"):
-        parser.add_argument("--compile", action="store_true", help="measure under torch.compile too, block by block")
+    parser.add_argument("--small", action="store_true", help=f"{benchmark.small}: for CPUs")
+    names = ", ".join(entry.name for entry in benchmark.entries)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only entries whose names start so: {names}")
+    default = "all" if benchmark.default_passes == benchmark.passes else ", ".join(benchmark.default_passes)
+    parser.add_argument(
+        "--pass",
+        nargs="+",
+        choices=benchmark.passes,
+        default=benchmark.default_passes,
+        dest="passes",
+        help=f"default: {default}",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results in this file")
+    if benchmark.compile_help is not None:
+        parser.add_argument("--compile", action="store_true", help=benchmark.compile_help)
     if name == "vision":
-        what = "pictures at a time, halved until all contestants have room; default: 256"
-        parser.add_argument("--batch", type=positive, metavar="N", default=0, help=what)
+        about = "images per batch, halved until all candidates fit; default: 256"
+        parser.add_argument("--batch", type=positive, metavar="N", default=0, help=about)
     if name == "compare":
         parser.add_argument("--mixers", nargs="+", metavar="NAME", help="default: all of mrconv.baselines")
-    parser.set_defaults(run=run, benchmark=name, entries=entries, compile=False, mixers=None, batch=0)
+    parser.set_defaults(run=run, benchmark=benchmark, compile=False, mixers=None, batch=0)
 
 
-def run(given: argparse.Namespace) -> None:
-    """Check what was asked for, then measure."""
+def run(arguments: argparse.Namespace) -> None:
+    """Check the arguments, then measure."""
+    benchmark: Benchmark = arguments.benchmark
     try:
-        shapes.select(given.entries, given.only)
+        shapes.select(benchmark.entries, arguments.only)
     except ValueError as error:
         raise CommandError(f"argument --only: {error}") from None
-    if given.out is not None:
-        _check_writable(given.out)
+    if arguments.out is not None:
+        _check_writable(arguments.out)
 
     import torch
 
-    if given.device == "cuda" and not torch.cuda.is_available():
+    if arguments.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("argument --device: torch finds no CUDA device here; use --device cpu")
     fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes", "mixers", "batch")
-    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options = Options(device=device, **{name: getattr(given, name) for name in fields})
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options = Options(device=device, **{name: getattr(arguments, name) for name in fields})
     try:
-        importlib.import_module(f"mrconv.bench.{MODULES[given.benchmark]}").run(options)
+        importlib.import_module(f"mrconv.bench.{benchmark.module}").run(options)
     except ValueError as error:
-        if given.mixers is None:
+        if arguments.mixers is None:
             raise
         raise CommandError(f"argument --mixers: {error}") from None
-    if given.out is not None:
-        print(f"recorded in {given.out}")
+    if arguments.out is not None:
+        print(f"recorded in {arguments.out}")
 
 
 def _check_writable(path: Path) -> None:
-    """Find out before the measurements whether the results can be written."""
+    """Raise an error before the measurements if the results cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
