@@ -1,4 +1,4 @@
-"""Shared helpers: seeds, random statistics, gradients by name."""
+"""Shared test helpers: seeds, random statistics, gradients."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ def _seed():
 
 
 def randomise(module):
-    """Give every BatchNorm random statistics and parameters: fresh ones let a wrong merge pass."""
+    """Randomise statistics and parameters of every BatchNorm; initial ones would hide a wrong merge."""
     with torch.no_grad():
         for m in module.modules():
             if isinstance(m, nn.BatchNorm1d):
@@ -23,27 +23,27 @@ def randomise(module):
 
 
 def relative(a, b):
-    """Norm of the difference over the norm of b."""
+    """Return the norm of a - b relative to the norm of b."""
     return ((a - b).norm() / b.norm().clamp(min=1e-30)).item()
 
 
 def gradients(f, *inputs):
-    """Return f's output and its gradients, pulled back from fixed random numbers."""
+    """Return the output of f and its gradients for a fixed random output gradient."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     y = f(*inputs)
-    return y.detach(), torch.autograd.grad(y, inputs, pull(y), materialize_grads=True)
+    return y.detach(), torch.autograd.grad(y, inputs, random_gradient(y), materialize_grads=True)
 
 
-def pull(y):
-    """Return the same random gradient for an output, whatever its dtype."""
+def random_gradient(y):
+    """Return a fixed random gradient for an output, the same for every dtype."""
     return torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7)).to(y)
 
 
 def training_step(layer, u, **kwargs):
-    """Return output, input gradient and every parameter's gradient of one training-mode pass."""
+    """Return output, input gradient and parameter gradients of one pass in training mode."""
     layer.train()
     layer.zero_grad()
     x = u.detach().clone().requires_grad_()
     y = layer(x, **kwargs)
-    y.backward(pull(y))
+    y.backward(random_gradient(y))
     return y.detach(), x.grad, {name: p.grad.clone() for name, p in layer.named_parameters()}

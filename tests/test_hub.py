@@ -28,7 +28,7 @@ def build(**options):
 
 @pytest.mark.parametrize("kind", ["dense", "dilated", "fourier", "sparse", "fourier+sparse"])
 @pytest.mark.parametrize("merged", [False, True])
-def test_a_saved_model_comes_back_the_same(tmp_path, kind, merged):
+def test_a_saved_model_loads_identically(tmp_path, kind, merged):
     model = build(kernel=kind, bidirectional=True)
     if merged:
         reparameterize(model)
@@ -55,7 +55,7 @@ def test_config_file_is_flat_and_versioned(tmp_path):
     SequenceClassifier.from_pretrained(tmp_path)
 
 
-def test_a_model_merged_at_a_rate_comes_back_at_that_rate(tmp_path):
+def test_a_model_merged_at_a_rate_loads_at_that_rate(tmp_path):
     model = reparameterize(build(d_input=1, vocab_size=None, kernel_size=4), rate=0.5)
     model.save_pretrained(tmp_path)
     loaded = SequenceClassifier.from_pretrained(tmp_path)
@@ -72,7 +72,7 @@ def test_options_can_be_overridden_while_loading(tmp_path):
     assert loaded.head.weight.dtype == torch.float64
 
 
-def test_a_saved_config_does_not_say_where_to_load(tmp_path):
+def test_the_saved_config_does_not_set_the_device(tmp_path):
     build().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"device": "meta", "dtype": "float16"}))
@@ -81,7 +81,7 @@ def test_a_saved_config_does_not_say_where_to_load(tmp_path):
     assert SequenceClassifier.from_pretrained(tmp_path, dtype=torch.float64).head.weight.dtype == torch.float64
 
 
-def test_wrong_class_and_newer_format_are_refused(tmp_path):
+def test_wrong_class_and_newer_format_raise(tmp_path):
     build().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="contains a SequenceClassifier, not a LanguageModel"):
         LanguageModel.from_pretrained(tmp_path)
@@ -91,7 +91,7 @@ def test_wrong_class_and_newer_format_are_refused(tmp_path):
         SequenceClassifier.from_pretrained(tmp_path)
 
 
-def test_folders_that_hold_no_model_are_named(tmp_path):
+def test_errors_name_folders_without_a_model(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         SequenceClassifier.from_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nowhere has no config\.json"):
@@ -99,16 +99,16 @@ def test_folders_that_hold_no_model_are_named(tmp_path):
 
 
 class Mine(SequenceClassifier):
-    """A user's own subclass."""
+    """A user-defined subclass."""
 
 
-def test_a_subclass_loads_its_parents_checkpoint(tmp_path):
+def test_a_subclass_loads_a_checkpoint_of_its_parent(tmp_path):
     build().save_pretrained(tmp_path)
     assert isinstance(Mine.from_pretrained(tmp_path), Mine)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_model_comes_back_in_its_dtype(tmp_path, dtype):
+def test_a_model_loads_in_its_saved_dtype(tmp_path, dtype):
     model = build().to(dtype)
     model.save_pretrained(tmp_path)
     loaded = SequenceClassifier.from_pretrained(tmp_path)
@@ -117,7 +117,7 @@ def test_a_model_comes_back_in_its_dtype(tmp_path, dtype):
     )
 
 
-def test_config_survives_json(tmp_path):
+def test_a_config_round_trips_through_json(tmp_path):
     model = build(combine="concat", decay=(1.0, 2.0))
     model.save_pretrained(tmp_path)
     loaded = SequenceClassifier.from_pretrained(tmp_path)
@@ -127,12 +127,12 @@ def test_config_survives_json(tmp_path):
     assert SequenceClassifier.from_config(saved, merged=True).backbone.blocks[0].layer.merged
 
 
-def test_a_half_merged_model_is_refused_and_what_was_saved_stays(tmp_path):
+def test_saving_a_half_merged_model_raises_and_keeps_the_saved_files(tmp_path):
     model = build()
     model.save_pretrained(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     model.backbone.blocks[0].layer.reparameterize()
-    with pytest.raises(ValueError, match="not all merged, or not at one rate"):
+    with pytest.raises(ValueError, match="not all merged, or not at the same rate"):
         model.save_pretrained(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -182,7 +182,7 @@ def parsed(card):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_the_card_tells_config_results_and_licence(tmp_path, merged):
+def test_the_model_card_contains_config_results_and_licence(tmp_path, merged):
     model = build()
     model.results = {"name": "mine", "task": "listops", "accuracy": {"val": 0.5, "test": 0.4321}, "epochs": 3}
     if merged:
@@ -201,7 +201,7 @@ def test_the_card_tells_config_results_and_licence(tmp_path, merged):
     assert SequenceClassifier.from_pretrained(tmp_path).results == model.results
 
 
-def test_the_hubs_own_reader_accepts_the_card(tmp_path):
+def test_the_hub_parser_accepts_the_model_card(tmp_path):
     model = build()
     model.results = {"name": "mine", "task": "listops", "accuracy": {"test": 0.4321}}
     model.save_pretrained(tmp_path, model_card_kwargs={"license": "mit"})
@@ -212,7 +212,7 @@ def test_the_hubs_own_reader_accepts_the_card(tmp_path):
         model.save_pretrained(tmp_path, model_card_kwargs={"licence": "mit"})
 
 
-def test_a_card_follows_the_model_unless_someone_else_wrote_it(tmp_path):
+def test_saving_updates_the_model_card_unless_it_was_edited(tmp_path):
     model, card = build(), tmp_path / "README.md"
     model.save_pretrained(tmp_path)
     model.results = {"task": "listops", "accuracy": {"test": 0.5}}
@@ -224,7 +224,7 @@ def test_a_card_follows_the_model_unless_someone_else_wrote_it(tmp_path):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_pushed_files_are_safe_and_come_back_from_the_hub(tmp_path, monkeypatch, merged):
+def test_pushed_files_are_safe_and_load_from_the_hub(tmp_path, monkeypatch, merged):
     model = build()
     model.results = {"task": "listops", "accuracy": {"test": 0.5}}
     if merged:
@@ -268,7 +268,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_loading_executes_nothing_from_the_files(tmp_path):
+def test_loading_executes_no_code_from_the_files(tmp_path):
     sprung, folder = tmp_path / "sprung", tmp_path / "saved"
     build().save_pretrained(folder)
     pickle.loads(pickle.dumps(Trap(sprung)))
@@ -293,7 +293,7 @@ def test_loading_executes_nothing_from_the_files(tmp_path):
     assert not sprung.exists()
 
 
-def test_damaged_and_foreign_folders_are_named(tmp_path):
+def test_errors_name_damaged_and_foreign_folders(tmp_path):
     model = SequenceClassifier(n_classes=2, vocab_size=5, d_model=4, depth=1, l_max=16)
     for name in ("cut", "key", "shape"):
         model.save_pretrained(tmp_path / name)

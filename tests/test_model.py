@@ -36,7 +36,7 @@ def tokens(batch=3, length=40):
 @pytest.mark.parametrize("prenorm", [False, True])
 @pytest.mark.parametrize("block_norm", ["batch", "layer"])
 @pytest.mark.parametrize("heads", [1, 2])
-def test_block_is_the_s4_block(prenorm, block_norm, heads):
+def test_block_computes_the_s4_block(prenorm, block_norm, heads):
     block = MRConvBlock(8, 64, prenorm=prenorm, block_norm=block_norm, heads=heads, dropout=0.5).eval()
     u = torch.randn(2, 50, 8)
     x = block.norm(u) if prenorm else u
@@ -53,7 +53,7 @@ def test_dropout_is_tied_over_length_and_keeps_the_mean():
     assert torch.equal(TiedDropout(0.25).eval()(x), x)
 
 
-def test_config_names_and_defaults_are_the_layers():
+def test_layer_config_has_the_names_and_defaults_of_the_layer():
     parameters = inspect.signature(MRConv).parameters
     fields = {name: p.default for name, p in inspect.signature(LayerConfig).parameters.items()}
     layer = {name: p.default for name, p in parameters.items() if name not in ("device", "dtype")}
@@ -162,7 +162,7 @@ def test_language_model_is_causal_and_tied():
     assert torch.allclose(model(x), model.backbone(x) @ model.backbone.encoder.weight.t())
 
 
-def test_a_model_learns_and_keeps_its_answers_when_merged():
+def test_a_trained_model_keeps_its_predictions_when_merged():
     """Which token stood first, 60 positions of noise ago?"""
     torch.manual_seed(1)
     model = SequenceClassifier(n_classes=2, vocab_size=6, d_model=16, depth=2, l_max=64, kernel_size=2)
@@ -221,7 +221,7 @@ def test_seeded_models_draw_the_same_positions_and_each_layer_its_own():
 
 @pytest.mark.parametrize("kind", ["dense", "dilated", "fourier", "sparse", "fourier+sparse"])
 @pytest.mark.parametrize("merged", [False, True])
-def test_param_groups_hold_every_parameter_once(kind, merged):
+def test_param_groups_contain_every_parameter_once(kind, merged):
     model = SequenceClassifier(n_classes=5, kernel=kind, kernel_size=2, merged=merged, **TOKENS)
     groups = param_groups(model, lr=0.01, weight_decay=0.05, kernel_lr=0.001)
     names = {id(p): name for name, p in model.named_parameters()}
@@ -241,13 +241,13 @@ def test_param_groups_hold_every_parameter_once(kind, merged):
 
 
 @pytest.mark.parametrize("token", [-1, 11, 70])
-def test_tokens_outside_of_the_vocabulary_are_named(token):
+def test_errors_name_tokens_outside_of_the_vocabulary(token):
     x = tokens()
     x[1, 3] = token
-    says = rf"tokens must lie in 0 \.\. vocab_size - 1 = 10; got {token}"
+    message = rf"tokens must lie in 0 \.\. vocab_size - 1 = 10; got {token}"
     model = Backbone(**TOKENS).eval()
     for call in (model, model.prefill, lambda x: model.step(x[:, 3], model.initial_state(3))):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             call(x)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         TwoTowerClassifier(**TOKENS)(tokens(), x)

@@ -27,6 +27,6 @@ DILATED = {"kernel": "dilated", "kernel_size": 8, "d_input": 3}
         (IMAGE | DILATED | {"depth": 10}, 5_726_218),
     ],
 )
-def test_parameter_count_is_the_papers(options, count):
+def test_parameter_counts_match_the_paper(options, count):
     model = SequenceClassifier(n_classes=10, device="meta", **options)
     assert sum(p.numel() for p in model.parameters()) == count

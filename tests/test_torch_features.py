@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mrconv import MRConv, MRConvBlock, SequenceClassifier, reparameterize
 
-from .conftest import pull, randomise, relative, training_step
+from .conftest import random_gradient, randomise, relative, training_step
 
 KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
 
@@ -37,7 +37,7 @@ def test_compiles_whole_in_training_eval_and_merged(kind, backend):
         tested.zero_grad()
         x = u.clone().requires_grad_()
         z = compiled(x, **kwargs)
-        z.backward(pull(z))
+        z.backward(random_gradient(z))
         assert relative(z, y) < 1e-5
         assert relative(x.grad, du) < 1e-4
         largest = max(g.norm() for g in grads.values())
@@ -166,7 +166,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant):
     _, du, grads = training_step(copy.deepcopy(layer), u)
     x = u.clone().requires_grad_()
     y = checkpoint(layer, x, use_reentrant=use_reentrant)
-    y.backward(pull(y))
+    y.backward(random_gradient(y))
     assert torch.equal(x.grad, du)
     assert all(torch.equal(p.grad, grads[name]) for name, p in layer.named_parameters())
 
