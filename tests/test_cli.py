@@ -29,11 +29,11 @@ def test_version(capsys):
     assert outcome(capsys, "--version") == (0, f"mrconv {mrconv.__version__}\n", "")
 
 
-def test_version_is_that_of_the_package():
+def test_the_version_is_that_of_the_package():
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == mrconv.__version__
 
 
-def test_entry_point_is_this_command():
+def test_the_entry_point_is_main():
     target = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["mrconv"]
     module, function = target.split(":")
     assert getattr(importlib.import_module(module), function) is main
@@ -51,24 +51,24 @@ def test_help(capsys, argv):
     assert not err
 
 
-def test_help_names_every_command(capsys):
+def test_help_lists_every_command(capsys):
     out = outcome(capsys, "--help")[1]
     for command in COMMANDS:
         assert f"    {command.__name__.rsplit('.', 1)[1]} " in out
 
 
 @pytest.mark.parametrize("argv", [["train", "--list"], ["data", "list"]], ids=" ".join)
-def test_a_reader_that_leaves_is_no_error(argv):
+def test_a_closed_pipe_is_not_an_error(argv):
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "mrconv", *argv]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    process = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (process.returncode, process.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
         ([], "required: COMMAND"),
         (["bnch"], "'bnch'"),
@@ -87,45 +87,45 @@ def test_a_reader_that_leaves_is_no_error(argv):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_give_one_line_and_code_2(capsys, argv, says):
+def test_errors_have_one_line_and_exit_code_2(capsys, argv, message):
     code, out, err = outcome(capsys, *argv)
     assert (code, out) == (2, "")
     assert err.startswith("mrconv")
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_a_missing_gpu_is_told(capsys, monkeypatch):
+def test_a_missing_gpu_is_reported(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, _, err = outcome(capsys, "bench", "layer", "--device", "cuda")
     assert code == 2
-    assert "argument --device: torch finds no CUDA device here; use --device cpu" in err
+    assert "argument --device: cannot use 'cuda': torch finds no CUDA device; use --device cpu" in err
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "is not JSON"),
         ("[]", "was not recorded by `mrconv bench length`"),
         (json.dumps({"benchmark": "layer", "rows": []}), "was not recorded by `mrconv bench length`"),
-        (json.dumps({"benchmark": "length", "rows": []}), "has no rows"),
+        (json.dumps({"benchmark": "length", "rows": []}), "has no measurements"),
     ],
 )
-def test_a_file_that_cannot_be_plotted_is_told(capsys, tmp_path, text, says):
-    file = tmp_path / "found.json"
+def test_a_file_that_cannot_be_plotted_is_reported(capsys, tmp_path, text, message):
+    file = tmp_path / "recorded.json"
     file.write_text(text)
     code, _, err = outcome(capsys, "plot", "length", str(file))
     assert code == 2
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_python_m_mrconv_is_the_command():
-    done = subprocess.run([sys.executable, "-m", "mrconv", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"mrconv {mrconv.__version__}\n"
+def test_python_m_mrconv_runs_the_command():
+    process = subprocess.run([sys.executable, "-m", "mrconv", "--version"], capture_output=True, text=True, check=True)
+    assert process.stdout == f"mrconv {mrconv.__version__}\n"
 
 
-def test_the_command_line_itself_imports_no_torch():
+def test_the_command_line_imports_no_torch():
     code = f"""
 import sys, types
 package = types.ModuleType("mrconv")
@@ -133,7 +133,7 @@ package.__path__, package.__version__ = [{str(Path(mrconv.__file__).parent)!r}],
 sys.modules["mrconv"] = package
 from mrconv.cli import main
 try:
-    main(["bench", "layer", "--only", "nothing of that name"])
+    main(["bench", "layer", "--only", "unknown"])
 except SystemExit as stop:
     assert stop.code == 2
 assert not {{"torch", "matplotlib", "numpy"}} & set(sys.modules)

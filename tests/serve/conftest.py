@@ -1,4 +1,4 @@
-"""A real server: `mrconv serve` in a process of its own, on a free port of the loopback."""
+"""A real server: `mrconv serve` in a separate process, on a free port of the loopback interface."""
 
 import os
 import subprocess
@@ -17,24 +17,24 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 class Server:
-    """What a test needs of it: its address, its process, its metrics."""
+    """The address, process and metrics of a server."""
 
     def __init__(self, process, url):
         self.process, self.url, self.port = process, url, int(url.rsplit(":", 1)[1])
         self.socket = url.replace("http:", "ws:") + "/stream"
 
     def metric(self, name, **labels):
-        """Return a sample of /metrics; 0 if it has never been counted."""
+        """Return a sample of /metrics; 0 if there is none."""
         text = httpx.get(f"{self.url}/metrics").text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
-    def settles(self, name, value, seconds=20):
-        """Wait until a metric has this value."""
+    def reaches(self, name, value, seconds=20):
+        """Wait until a metric has this value; return whether it does."""
         deadline = time.monotonic() + seconds
-        while (found := self.metric(name)) != value and time.monotonic() < deadline:
+        while (current := self.metric(name)) != value and time.monotonic() < deadline:
             time.sleep(0.02)
-        return found == value
+        return current == value
 
 
 @contextmanager
@@ -73,8 +73,8 @@ def audio_server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def hasty_server(tmp_path_factory):
-    """A server with narrow limits."""
+def limited_server(tmp_path_factory):
+    """A server with strict limits."""
     limits = ["--timeout", "1", "--max-body", "100000", "--streams", "2"]
-    with serving(save("audio", tmp_path_factory.mktemp("hasty")), *limits) as server:
+    with serving(save("audio", tmp_path_factory.mktemp("limited")), *limits) as server:
         yield server

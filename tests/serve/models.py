@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, reparameterize
+from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, inference, reparameterize
+from mrconv.serve import ServedModel
 from mrconv.tasks.listops import VOCABULARY
 from mrconv.tasks.packing import vocabulary
 from mrconv.tasks.preprocessing import Preprocessor
-from mrconv.training.rundir import save_model
 
 from ..conftest import randomise
 
@@ -18,27 +18,29 @@ INPUTS = {
     "text": Preprocessor("text", 200, ("negative", "positive"), CHARACTERS),
     "listops": Preprocessor("tokens", 100, tuple("0123456789"), VOCABULARY),
     "audio": Preprocessor("audio", 800, WORDS, sampling_rate=RATE, scale=1 / 2**12, shift=0.1),
-    "instants": Preprocessor(
+    "positions": Preprocessor(
         "audio", 800, WORDS, sampling_rate=RATE, scale=np.linspace(1e-4, 2e-4, 800)[:, None], shift=np.zeros((800, 1))
     ),
     "image": Preprocessor("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
-    "picture": Preprocessor("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
+    "mrconvnext": Preprocessor(
+        "image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5
+    ),
     "values": Preprocessor("values", 50, ("a", "b", "c"), channels=2),
     "pair": Preprocessor("text", 60, ("no", "yes"), CHARACTERS),
-    "writer": Preprocessor("text", 100, (), tuple("abcdefgh \n")),
+    "language": Preprocessor("text", 100, (), tuple("abcdefgh \n")),
 }
 
 
 def build(name, **options):
-    """Return the model of a kind, merged, and what it takes."""
+    """Return the merged model of a kind, and the description of its inputs."""
     torch.manual_seed(0)
     inputs = INPUTS[name]
     shape = {"vocab_size": len(inputs.vocabulary)} if inputs.vocabulary else {"d_input": inputs.channels}
-    cls = {"pair": TwoTowerClassifier, "writer": LanguageModel}.get(name, SequenceClassifier)
+    cls = {"pair": TwoTowerClassifier, "language": LanguageModel}.get(name, SequenceClassifier)
     if inputs.classes:
         shape["n_classes"] = len(inputs.classes)
     small = {"d_model": 16, "depth": 2, "l_max": inputs.length, "kernel_size": 4, "block_norm": "layer"}
-    if name == "picture":
+    if name == "mrconvnext":
         stages = {"depths": (1, 1), "dims": (8, 16), "kernel_sizes": (4, 2), "patch_size": 2, "layer_scale": 1.0}
         model = randomise(MRConvNeXt(n_classes=2, image_size=8, **stages)).eval()
     else:
@@ -50,7 +52,17 @@ def build(name, **options):
 
 
 def save(name, folder, **options):
-    """Save it; return the folder."""
+    """Save the model of a kind in a folder; return the folder."""
     model, inputs = build(name, **options)
-    save_model(model, folder, inputs)
+    inference.save(model, folder, inputs)
     return folder
+
+
+def load(name, folder, **options):
+    """Save the model of a kind and return its predictor."""
+    return inference.load(save(name, folder, **options))
+
+
+def serve(name, folder, **options):
+    """Save the model of a kind and return it as the server uses it."""
+    return ServedModel(load(name, folder, **options))

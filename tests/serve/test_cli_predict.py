@@ -1,4 +1,4 @@
-"""mrconv predict: as typed."""
+"""mrconv predict on the command line."""
 
 import io
 import json
@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
+from mrconv import inference
 from mrconv.cli import main
-from mrconv.serve import Served
 
 from .models import save
 from .test_predict import png, wav
@@ -19,17 +19,17 @@ def predicted(capsys, *arguments):
     return capsys.readouterr()
 
 
-def probabilities(folder, content, kind):
-    served = Served(folder)
-    return served.named(served.predict([served.rows(content, kind)])[0])["probabilities"]
+def probabilities(folder, raw):
+    (prediction,) = inference.load(folder).predict([raw])
+    return prediction.probabilities
 
 
 def test_a_text(tmp_path, capsys):
     folder = save("text", tmp_path / "model")
-    found = probabilities(folder, b"what a film", "text/plain")
+    expected = probabilities(folder, "what a film")
     lines = predicted(capsys, folder, "--text", "what a film").out.splitlines()
-    label = max(found, key=found.get)
-    assert lines[0] == f"{label}  {100 * found[label]:5.1f} %"
+    label = max(expected, key=expected.get)
+    assert lines[0] == f"{label}  {100 * expected[label]:5.1f} %"
     assert len(lines) == 2
     assert len(predicted(capsys, folder, "--text", "what a film", "--top", 1).out.splitlines()) == 1
 
@@ -39,7 +39,7 @@ def test_a_text(tmp_path, capsys):
     [
         ("audio", "yes.wav", wav(np.sin(np.arange(900) / 9))),
         ("image", "night.png", png(np.zeros((20, 30, 3), np.uint8))),
-        ("values", "rows.JSON", json.dumps({"values": [[1, 2], [3, 4]]}).encode()),
+        ("values", "values.JSON", json.dumps({"values": [[1, 2], [3, 4]]}).encode()),
         ("text", "review.txt", b"not good"),
         ("pair", "both.json", b'{"text": "one", "text2": "other"}'),
     ],
@@ -47,11 +47,11 @@ def test_a_text(tmp_path, capsys):
 def test_files_of_every_kind(tmp_path, capsys, name, file, content):
     folder, path = save(name, tmp_path / "model"), tmp_path / file
     path.write_bytes(content)
-    found = json.loads(predicted(capsys, folder, path, "--json").out)
-    kind = "application/json" if file.lower().endswith("json") else ""
-    assert found["probabilities"] == pytest.approx(probabilities(folder, content, kind), rel=1e-5)
-    assert found["label"] == max(found["probabilities"], key=found["probabilities"].get)
-    assert found["input"] == str(path)
+    printed = json.loads(predicted(capsys, folder, path, "--json").out)
+    raw = json.loads(content) if file.lower().endswith("json") else content
+    assert printed["probabilities"] == pytest.approx(probabilities(folder, raw), rel=1e-5)
+    assert printed["label"] == max(printed["probabilities"], key=printed["probabilities"].get)
+    assert printed["input"] == str(path)
 
 
 def test_several_inputs_and_standard_input(tmp_path, capsys, monkeypatch):
@@ -66,8 +66,8 @@ def test_numbers_on_standard_input(tmp_path, capsys, monkeypatch):
     content = b'{"values": [[1, 2], [3, 4]]}'
     folder = save("values", tmp_path / "model")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    found = json.loads(predicted(capsys, folder, "-", "--json").out)["probabilities"]
-    assert found == pytest.approx(probabilities(folder, content, "application/json"), rel=1e-5)
+    printed = json.loads(predicted(capsys, folder, "-", "--json").out)["probabilities"]
+    assert printed == pytest.approx(probabilities(folder, json.loads(content)), rel=1e-5)
 
 
 def test_a_note_goes_to_standard_error(tmp_path, capsys):
@@ -80,28 +80,28 @@ def test_unknown_symbols_are_noted(tmp_path, capsys):
     assert printed.err == "note: 3 symbols are unknown to the model\n"
 
 
-def test_nothing_is_printed_if_there_is_no_answer_to_one(tmp_path, capsys):
+def test_nothing_is_printed_if_one_input_fails(tmp_path, capsys):
     folder = save("values", tmp_path / "model")
     for name, row in (("good", [1, 2]), ("bad", [1e20, -1e20])):
         (tmp_path / f"{name}.json").write_text(json.dumps({"values": [row] * 50}))
     with pytest.raises(SystemExit):
         main(["predict", str(folder), str(tmp_path / "good.json"), str(tmp_path / "bad.json"), "--device", "cpu"])
     printed = capsys.readouterr()
-    assert "bad.json: the model gives no numbers for this input" in printed.err
+    assert "bad.json: the model's output for this input is not finite" in printed.err
     assert printed.out == ""
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is nothing to predict: give a FILE or --text"),
+        ([], "no input: give a FILE or --text"),
         (["missing.wav"], "No such file or directory: 'missing.wav'"),
         (["--text", ""], "--text: expected at least one symbol; got none"),
         (["--text", "a\udcff"], "--text: 'a\\udcff' is not UTF-8"),
         (["--text", "a", "--device", "cuda:9"], "argument --device: cannot use 'cuda:9'"),
     ],
 )
-def test_what_cannot_be_predicted_is_told_in_one_line(tmp_path, capsys, arguments, message):
+def test_invalid_inputs_are_reported_in_one_line(tmp_path, capsys, arguments, message):
     folder = save("text", tmp_path / "model")
     with pytest.raises(SystemExit) as stop:
         main(["predict", str(folder), *arguments])

@@ -1,4 +1,4 @@
-"""Large bodies, slow clients, SIGTERM under load, memory."""
+"""Limits of the server: large bodies, slow clients, SIGTERM under load, memory."""
 
 import asyncio
 import http.client
@@ -14,29 +14,29 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from mrconv.serve import Options, Served, create_app
+from mrconv.serve import Options, app, create_app
 from mrconv.tasks import DataError
 
 from .conftest import serving
-from .models import save
+from .models import save, serve
 
 MB = 1_000_000
 
 
 def raw(server, *pieces, pause=0.0):
-    """Send bytes as they are; return all that comes back until the server closes."""
+    """Send raw bytes; return everything received until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         for piece in pieces:
             connection.sendall(piece)
             time.sleep(pause)
-        found = b""
+        received = b""
         while more := connection.recv(65536):
-            found += more
-    return found
+            received += more
+    return received
 
 
 def accepts(server):
-    """Tell whether a new connection can be made."""
+    """Return whether the server accepts a connection."""
     try:
         socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
     except OSError:
@@ -44,10 +44,10 @@ def accepts(server):
     return True
 
 
-def test_a_body_of_100_mb_is_refused_before_it_is_read(audio_server):
+def test_a_body_of_100_mb_is_rejected_before_it_is_read(audio_server):
     memory = audio_server.metric("process_resident_memory_bytes")
     head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: audio/wav\r\ncontent-length: 100000000\r\n\r\n"
-    answer = raw(audio_server, head)  # not a byte of it is sent
+    answer = raw(audio_server, head)  # without a byte of the body
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "a body may have 10,000,000 bytes"}
 
@@ -55,87 +55,87 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(audio_server):
         for _ in range(100):
             yield bytes(MB)
 
-    for content in (bytes(100 * MB), pieces()):  # with its length before it, and without
+    for content in (bytes(100 * MB), pieces()):  # with and without a declared length
         try:
             response = httpx.post(f"{audio_server.url}/predict", content=content, timeout=30)
         except (httpx.WriteError, httpx.ReadError):
-            continue  # closed while the client still sent
+            continue  # the server closed while the client was sending
         assert response.status_code == 413
     assert audio_server.metric("process_resident_memory_bytes") - memory < 50 * MB
     assert audio_server.metric("mrconv_requests_total", route="/predict", status="413") == 3
-    assert audio_server.settles("mrconv_requests_in_flight", 1)
+    assert audio_server.reaches("mrconv_requests_in_flight", 1)
 
 
-def test_slow_clients_are_not_waited_for(hasty_server):
+def test_connections_of_slow_clients_are_closed(limited_server):
     head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
-    answer = raw(hasty_server, head, b'{"values": [')
+    answer = raw(limited_server, head, b'{"values": [')
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"the body did not arrive within 1 seconds" in answer
-    assert raw(hasty_server, b"") == b""  # connects, and says nothing
-    assert raw(hasty_server, b"POST /predict HTTP/1.1\r\nhost:") == b""  # stops within the head
-    assert hasty_server.settles("mrconv_requests_in_flight", 1)
+    assert raw(limited_server, b"") == b""  # connects and sends nothing
+    assert raw(limited_server, b"POST /predict HTTP/1.1\r\nhost:") == b""  # stops within the head
+    assert limited_server.reaches("mrconv_requests_in_flight", 1)
 
 
 @pytest.mark.parametrize(
     "head", [b"GET /health HTTP/1.1\r\n", b"POST /predict HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"]
 )
-def test_a_head_without_an_end_is_not_kept(hasty_server, head):
+def test_a_head_that_is_too_long_is_rejected(limited_server, head):
     lines = b"x: y\r\n" * 5000
-    answer = raw(hasty_server, head, lines, lines, lines, pause=0.1)
+    answer = raw(limited_server, head, lines, lines, lines, pause=0.1)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "the head of a request may have 65,536 bytes"}
     large = b"GET /health HTTP/1.1\r\nconnection: close\r\n" + b"x: y\r\n" * 5000
-    assert raw(hasty_server, large, b"x: y\r\n\r\n", pause=0.1).startswith(b"HTTP/1.1 200 ")
+    assert raw(limited_server, large, b"x: y\r\n\r\n", pause=0.1).startswith(b"HTTP/1.1 200 ")
 
 
-def test_slow_bodies_that_nobody_reads_are_not_waited_for(hasty_server):
+def test_the_connection_of_a_slow_unread_body_is_closed(limited_server):
     head = b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", hasty_server.port), timeout=0.1) as connection:
+    with socket.create_connection(("127.0.0.1", limited_server.port), timeout=0.1) as connection:
         connection.sendall(head)
-        start, found = time.monotonic(), b""
+        start, received = time.monotonic(), b""
         while time.monotonic() - start < 10:
             try:
                 connection.sendall(b"x")
                 if not (piece := connection.recv(65536)):
                     break
-                found += piece
+                received += piece
             except TimeoutError:
                 continue
             except OSError:
                 break
         assert 0.5 < time.monotonic() - start < 5
-    assert found.startswith(b"HTTP/1.1 200 ")
+    assert received.startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("method", [b"GET", b"POST"])
 @pytest.mark.parametrize(
     "more", [b"content-length: 100000\r\n", b"transfer-encoding: chunked\r\n", b"x: y\r\n" * 200, b""]
 )
-def test_what_is_no_handshake_of_a_stream_is_refused(hasty_server, method, more):
+def test_an_invalid_websocket_handshake_is_rejected(limited_server, method, more):
     head = method + b" /stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     start = time.monotonic()
-    assert raw(hasty_server, head + more + b"\r\n")[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")
+    assert raw(limited_server, head + more + b"\r\n")[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")
     assert time.monotonic() - start < 5
 
 
-def test_a_body_that_nobody_reads_may_come_after_the_answer(hasty_server):
-    with socket.create_connection(("127.0.0.1", hasty_server.port), timeout=30) as connection:
+def test_an_unread_body_may_arrive_after_the_answer(limited_server):
+    with socket.create_connection(("127.0.0.1", limited_server.port), timeout=30) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
         answers = connection.makefile("rb")
         assert answers.readline().startswith(b"HTTP/1.1 200 ")
         connection.sendall(b"x" * 9)
-        time.sleep(1.5)  # more than the body had
+        time.sleep(1.5)  # longer than the timeout of the body
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert answers.read().count(b"HTTP/1.1 200 ") == 1
 
 
-def test_an_error_of_the_server_is_counted_as_one(tmp_path, monkeypatch):
-    served = Served(save("text", tmp_path))
+def test_an_error_of_the_server_is_counted_with_status_500(tmp_path, monkeypatch):
+    served = serve("text", tmp_path)
 
-    def rows(content, media_type):
+    def fail(*arguments):
         raise RuntimeError
 
-    monkeypatch.setattr(served, "rows", rows)
+    monkeypatch.setattr(app, "parse_body", fail)
 
     async def ask():
         transport = httpx.ASGITransport(create_app(served, Options()), raise_app_exceptions=False)
@@ -147,21 +147,21 @@ def test_an_error_of_the_server_is_counted_as_one(tmp_path, monkeypatch):
     assert 'mrconv_requests_total{route="/predict",status="500"} 1.0' in metrics.text
 
 
-def test_a_client_that_leaves_within_its_body_leaves_nothing(hasty_server):
-    before = hasty_server.metric("mrconv_requests_total", status="499")
+def test_a_client_that_disconnects_within_its_body_is_cleaned_up(limited_server):
+    before = limited_server.metric("mrconv_requests_total", status="499")
     head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
     for _ in range(10):
-        with socket.create_connection(("127.0.0.1", hasty_server.port)) as connection:
+        with socket.create_connection(("127.0.0.1", limited_server.port)) as connection:
             connection.sendall(head)
-    assert hasty_server.settles("mrconv_requests_in_flight", 1)
-    assert hasty_server.metric("mrconv_requests_total", status="499") - before == 10
+    assert limited_server.reaches("mrconv_requests_in_flight", 1)
+    assert limited_server.metric("mrconv_requests_total", status="499") - before == 10
 
 
-def test_what_is_not_http_is_refused(hasty_server):
-    assert raw(hasty_server, b"\x16\x03\x01\x02\x00\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+def test_a_request_that_is_not_http_is_rejected(limited_server):
+    assert raw(limited_server, b"\x16\x03\x01\x02\x00\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
-def test_too_many_that_wait_are_told_to_come_again(tmp_path):
+def test_requests_beyond_the_limit_get_503_and_retry_after(tmp_path):
     async def ask(server):
         async with httpx.AsyncClient(timeout=30) as client:
             answers = (client.post(f"{server.url}/predict", json={"text": "abc"}) for _ in range(20))
@@ -169,22 +169,22 @@ def test_too_many_that_wait_are_told_to_come_again(tmp_path):
 
     with serving(save("text", tmp_path), "--waiting", "4", "--batch", "64", "--wait-ms", "3000") as server:
         answers = asyncio.run(ask(server))
-    refused = [answer for answer in answers if answer.status_code == 503]
+    rejected = [answer for answer in answers if answer.status_code == 503]
     assert [answer.status_code for answer in answers].count(200) == 4
-    assert len(refused) == 16
-    assert refused[0].json() == {"error": "4 requests wait already"}
-    assert refused[0].headers["retry-after"] == "1"
+    assert len(rejected) == 16
+    assert rejected[0].json() == {"error": "4 requests are waiting already"}
+    assert rejected[0].headers["retry-after"] == "1"
 
 
-def test_no_answer_in_time_is_said(tmp_path):
+def test_a_timeout_of_the_model_gets_504(tmp_path):
     with serving(save("text", tmp_path), "--timeout", "0.2", "--wait-ms", "5000") as server:
         response = httpx.post(f"{server.url}/predict", json={"text": "abc"}, timeout=30)
         assert response.status_code == 504
         assert response.json() == {"error": "no answer within 0.2 seconds"}
 
 
-def test_sigterm_finishes_what_is_there_and_takes_nothing_new(tmp_path):
-    """Requests that wait for their batch when the signal comes are answered; who comes after finds nobody."""
+def test_sigterm_answers_pending_requests_and_accepts_no_connection(tmp_path):
+    """Requests that wait for their batch at the signal are answered; later connections are rejected."""
     requests, answers = 16, []
     with serving(save("text", tmp_path), "--wait-ms", "3000", "--batch", "64") as server:
         sent = threading.Barrier(requests + 1)
@@ -200,7 +200,7 @@ def test_sigterm_finishes_what_is_there_and_takes_nothing_new(tmp_path):
         for client in clients:
             client.start()
         sent.wait()
-        assert server.settles("mrconv_requests_in_flight", requests + 1)
+        assert server.reaches("mrconv_requests_in_flight", requests + 1)
         server.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 20
         while accepts(server) and time.monotonic() < deadline:
@@ -215,7 +215,7 @@ def test_sigterm_finishes_what_is_there_and_takes_nothing_new(tmp_path):
 
 
 def test_sigterm_under_load_loses_no_answer(tmp_path):
-    """Clients that ask again and again get whole answers until the last, then no connection."""
+    """Clients that send requests in a loop get complete answers until the connection is rejected."""
 
     async def client(server, answers, done):
         async with httpx.AsyncClient(timeout=30) as session:
@@ -228,7 +228,7 @@ def test_sigterm_under_load_loses_no_answer(tmp_path):
                 assert response.status_code == 200
         return None
 
-    async def all_of_them(server):
+    async def run_clients(server):
         answers, done = [], asyncio.Event()
         clients = [asyncio.create_task(client(server, answers, done)) for _ in range(16)]
         while len(answers) < 200:
@@ -238,14 +238,14 @@ def test_sigterm_under_load_loses_no_answer(tmp_path):
         return answers, ends
 
     with serving(save("text", tmp_path)) as server:
-        answers, ends = asyncio.run(all_of_them(server))
+        answers, ends = asyncio.run(run_clients(server))
         assert len(set(answers)) == 1
         assert all(end is not None and issubclass(end, httpx.TransportError) for end in ends)
         server.process.wait(30)
         assert server.process.stderr.read() == ""
 
 
-def test_sigterm_ends_streams_and_says_so(tmp_path):
+def test_sigterm_closes_streams_with_code_1012(tmp_path):
     with serving(save("text", tmp_path)) as server, connect(server.socket) as stream:
         stream.send(json.dumps({"text": "abc"}))
         assert json.loads(stream.recv(timeout=30))["position"] == 3
@@ -257,7 +257,7 @@ def test_sigterm_ends_streams_and_says_so(tmp_path):
         assert server.process.stderr.read() == ""
 
 
-def test_sigterm_ends_a_stream_within_a_long_chunk(tmp_path):
+def test_sigterm_closes_a_stream_within_a_long_chunk(tmp_path):
     with serving(save("audio", tmp_path), "--timeout", "1") as server, connect(server.socket) as stream:
         stream.send(bytes(10 * MB))
         while not server.metric("mrconv_stream_positions_total"):
@@ -267,12 +267,12 @@ def test_sigterm_ends_a_stream_within_a_long_chunk(tmp_path):
             stream.recv(timeout=30)
         assert closed.value.rcvd.code == 1012
         server.process.wait(30)
-        assert server.process.stderr.read() == ""  # nothing had to be cancelled
+        assert server.process.stderr.read() == ""  # no task was cancelled
 
 
 @pytest.mark.parametrize("messages", [2, 6])
-def test_sigterm_ends_a_stream_whatever_waits(messages, tmp_path):
-    """Of two the second is read ahead, of six not all are."""
+def test_sigterm_closes_a_stream_with_queued_messages(messages, tmp_path):
+    """The second of two messages is read ahead; six exceed the limit."""
     with serving(save("audio", tmp_path), "--timeout", "20") as server, connect(server.socket) as stream:
 
         def send():
@@ -287,25 +287,25 @@ def test_sigterm_ends_a_stream_whatever_waits(messages, tmp_path):
         time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(10)
-        assert server.process.stderr.read() == ""  # nothing had to be cancelled
+        assert server.process.stderr.read() == ""  # no task was cancelled
         client.join()
 
 
-def test_requests_that_are_decoded_wait_too(tmp_path, monkeypatch):
-    served, begun, release = Served(save("text", tmp_path)), threading.Event(), threading.Event()
+def test_requests_being_decoded_count_as_waiting(tmp_path, monkeypatch):
+    served, started, release = serve("text", tmp_path), threading.Event(), threading.Event()
 
-    def rows(content, media_type):
-        begun.set()
+    def block(*arguments):
+        started.set()
         release.wait(30)
-        raise DataError("enough")
+        raise DataError("released")
 
-    monkeypatch.setattr(served, "rows", rows)
+    monkeypatch.setattr(app, "parse_body", block)
 
     async def ask():
         transport = httpx.ASGITransport(create_app(served, Options(waiting=1)))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             first = asyncio.create_task(client.post("/predict"))
-            await asyncio.to_thread(begun.wait, 30)
+            await asyncio.to_thread(started.wait, 30)
             second = asyncio.create_task(client.post("/predict"))
             await asyncio.wait([second], timeout=2)
             release.set()
@@ -314,32 +314,32 @@ def test_requests_that_are_decoded_wait_too(tmp_path, monkeypatch):
     assert asyncio.run(ask()) == [400, 503]
 
 
-def test_requests_that_arrive_wait_too(tmp_path):
+def test_requests_being_received_count_as_waiting(tmp_path):
     head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
     with serving(save("text", tmp_path), "--waiting", "1") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
             slow.sendall(head)
-            assert server.settles("mrconv_requests_waiting", 1)
+            assert server.reaches("mrconv_requests_waiting", 1)
             assert httpx.post(f"{server.url}/predict", json={"text": "abc"}).status_code == 503
-        assert server.settles("mrconv_requests_waiting", 0)
+        assert server.reaches("mrconv_requests_waiting", 0)
         assert httpx.post(f"{server.url}/predict", json={"text": "abc"}).status_code == 200
 
 
-def test_memory_stays_where_it_is(text_server):
-    def some():
+def test_memory_does_not_grow_with_requests(text_server):
+    def send_requests():
         with httpx.Client(timeout=30) as client:
             for i in range(150):
                 client.post(f"{text_server.url}/predict", json={"text": "abc " * (i % 40 + 1)}).raise_for_status()
 
-    some()
+    send_requests()
     before = text_server.metric("process_resident_memory_bytes")
     for _ in range(3):
-        some()
+        send_requests()
     assert text_server.metric("process_resident_memory_bytes") - before < 20 * MB
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere contains no model (no config.json)"),
         (["."], ". contains no model (no config.json)"),
@@ -348,17 +348,17 @@ def test_memory_stays_where_it_is(text_server):
         ([".", "--batch", "0"], "must be a positive integer; got '0'"),
     ],
 )
-def test_the_command_says_what_is_wrong(arguments, why, capsys, tmp_path, monkeypatch):
+def test_errors_of_the_command_are_reported(arguments, message, capsys, tmp_path, monkeypatch):
     from mrconv.cli import main
 
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_:
         main(["serve", *arguments])
-    assert left.value.code == 2
-    assert why in capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
 
 
-def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys, audio_server):
+def test_models_that_cannot_be_served_are_reported(tmp_path, capsys, audio_server):
     from mrconv import Backbone
     from mrconv.cli import main
 
@@ -367,17 +367,17 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys, audio_server
     (wrong / "inputs.json").write_text((save("audio", tmp_path / "audio") / "inputs.json").read_text())
     broken = save("text", tmp_path / "broken")
     (broken / "inputs.json").write_text('{"kind": "smell", "length": 3}')
-    endless = save("audio", tmp_path / "endless")
-    known = json.loads((endless / "inputs.json").read_text())
-    (endless / "inputs.json").write_text(json.dumps(known | {"length": 10**13}))
-    for folder, options, why in (
-        ("backbone", [], "holds a Backbone; classifiers and language models are served"),
-        ("wrong", [], "with 1 channels and 3 classes; this one has 34 symbols and 2 classes"),
+    huge = save("audio", tmp_path / "huge")
+    described = json.loads((huge / "inputs.json").read_text())
+    (huge / "inputs.json").write_text(json.dumps(described | {"length": 10**13}))
+    for folder, options, message in (
+        ("backbone", [], "holds a Backbone; expected a classifier or a language model"),
+        ("wrong", [], "with 1 channels and 3 classes; this model has 34 symbols and 2 classes"),
         ("broken", [], "kind must be one of text, tokens, values, audio, image; got 'smell'"),
-        ("endless", [], "no memory for an input of length 10,000,000,000,000"),
+        ("huge", [], "not enough memory for an input of length 10,000,000,000,000"),
         ("audio", ["--port", str(audio_server.port)], "Address already in use"),
-        ("audio", ["--device", "cuda:7"], "on cuda:7"),
+        ("audio", ["--device", "cuda:7"], "argument --device: cannot use 'cuda:7'"),
     ):
         with pytest.raises(SystemExit):
             main(["serve", str(tmp_path / folder), *options])
-        assert why in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The page in a real browser: typed, dropped and spoken input, bars, chart, errors, light and dark, wide and narrow."""
+"""The demo page in a browser: typed, dropped and spoken inputs, bars, chart, errors, colour schemes and widths."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def browser(recording):
 
 @pytest.fixture
 def opened(browser):
-    """Open the page of a server; what goes wrong in its script fails the test."""
+    """Open the page of a server; an error of its script fails the test."""
     pages, errors = [], []
 
     def open_page(server, **options):
@@ -57,29 +57,27 @@ def opened(browser):
     assert [error for error in errors if not error.startswith(("data:", "blob:"))] == []
 
 
-def done(page, *shown):
+def wait_until_shown(page, *shown):
     for name in shown:
         page.wait_for_selector(f"#{name}:not([hidden])", timeout=30_000)
     page.wait_for_selector("body:not([aria-busy])", timeout=30_000)
 
 
 def bars(page):
-    rows = zip(
-        page.locator("#bars .name").all_inner_texts(), page.locator("#bars .value").all_inner_texts(), strict=True
-    )
-    return {name: float(value.removesuffix(" %")) for name, value in rows}
+    names, values = (page.locator(f"#bars .{part}").all_inner_texts() for part in ("name", "value"))
+    return {name: float(value.removesuffix(" %")) for name, value in zip(names, values, strict=True)}
 
 
 def fits(page):
-    """Tell whether nothing sticks out to the right."""
+    """Return whether the page needs no horizontal scrolling."""
     return page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
-def test_a_text_is_typed_and_its_classes_shown_as_bars_and_over_time(text_server, opened):
+def test_a_typed_text_is_predicted_with_bars_and_a_chart_over_time(text_server, opened):
     page = opened(text_server)
     page.fill("#text", "a fine film, was it not?")
     page.keyboard.press("Control+Enter")
-    done(page, "result", "running")
+    wait_until_shown(page, "result", "running")
     shown = bars(page)
     assert set(shown) == {"negative", "positive"}
     assert sum(shown.values()) == pytest.approx(100, abs=0.2)
@@ -99,27 +97,27 @@ def test_a_text_is_typed_and_its_classes_shown_as_bars_and_over_time(text_server
     assert all(f"{name} {value:.1f} %" in last for name, value in shown.items())
 
 
-def test_an_error_is_shown_and_goes_again(tmp_path, opened):
+def test_an_error_is_shown_until_the_next_prediction(tmp_path, opened):
     with serving(save("listops", tmp_path)) as server:
         page = opened(server)
         assert "[MAX" in page.inner_text("#hint")
         page.fill("#text", "[MAX 2 x ]")
         page.click("#go")
-        done(page, "error")
+        wait_until_shown(page, "error")
         assert "unknown symbol 'x' at position 2" in page.inner_text("[role=alert]")
         assert not page.is_visible("#result")
         page.fill("#text", "[MAX 2 9 ]")
         page.click("#go")
-        done(page, "result", "running")
+        wait_until_shown(page, "result", "running")
         assert not page.is_visible("#error")
         assert len(bars(page)) == 10
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_recording_is_chosen(audio_server, opened, recording, scheme):
+def test_a_recording_is_predicted(audio_server, opened, recording, scheme):
     page = opened(audio_server, color_scheme=scheme, viewport={"width": 320, "height": 700})
     page.set_input_files("#file", recording)
-    done(page, "result", "running")
+    wait_until_shown(page, "result", "running")
     assert set(bars(page)) == {"bed", "cat", "happy"}
     assert "0.10 s of 0.50 s were used" in page.inner_text("#notes")
     assert page.locator("#chart .wave").count() == 1
@@ -129,59 +127,61 @@ def test_a_recording_is_chosen(audio_server, opened, recording, scheme):
     assert (brightness[0] > brightness[1]) == (scheme == "dark")
 
 
-def test_a_word_is_spoken(audio_server, opened):
+def test_a_spoken_word_is_predicted(audio_server, opened):
     page = opened(audio_server)
     page.click("#speak")
-    done(page, "result", "running")
+    wait_until_shown(page, "result", "running")
     assert set(bars(page)) == {"bed", "cat", "happy"}
     assert page.is_enabled("#speak")
 
 
-def test_what_is_no_recording_is_refused(audio_server, opened, tmp_path):
+def test_a_file_that_is_not_a_recording_is_rejected(audio_server, opened, tmp_path):
     (tmp_path / "x.wav").write_text("nothing")
     page = opened(audio_server)
     page.set_input_files("#file", tmp_path / "x.wav")
-    done(page, "error")
-    assert "no recording that the browser can read" in page.inner_text("[role=alert]")
+    wait_until_shown(page, "error")
+    assert "the browser cannot decode this recording" in page.inner_text("[role=alert]")
 
 
-def test_pictures_pairs_and_numbers(tmp_path, opened):
+def test_images_pairs_and_numbers(tmp_path, opened):
     from PIL import Image
 
     Image.new("RGB", (8, 8), (200, 10, 10)).save(tmp_path / "red.png")
     with serving(save("image", tmp_path / "image")) as server:
         page = opened(server)
         page.set_input_files("#file", tmp_path / "red.png")
-        done(page, "result", "running")
+        wait_until_shown(page, "result", "running")
         last = page.locator("#chart").get_attribute("aria-label")
-        assert f"{page.inner_text('#label')} {page.inner_text('#chance')}" in last
+        assert f"{page.inner_text('#label')} {page.inner_text('#probability')}" in last
     with serving(save("pair", tmp_path / "pair")) as server:
         page = opened(server)
         page.fill("#text", "one")
         page.fill("#text2", "another")
         page.click("#go")
-        done(page, "result")
+        wait_until_shown(page, "result")
         assert set(bars(page)) == {"no", "yes"}
         assert not page.is_visible("#running")
     with serving(save("values", tmp_path / "values")) as server:
         page = opened(server)
         page.fill("#text", "1, 2\n3 4\n")
         page.click("#go")
-        done(page, "result", "running")
+        wait_until_shown(page, "result", "running")
         assert set(bars(page)) == {"a", "b", "c"}
 
 
-def test_a_language_model_writes_and_stops(tmp_path, opened):
-    with serving(save("writer", tmp_path)) as server:
+def test_a_language_model_generates_text_and_stops(tmp_path, opened):
+    with serving(save("language", tmp_path)) as server:
         page = opened(server)
         page.fill("#text", "abc")
         page.click("#go")
-        done(page, "written")
+        wait_until_shown(page, "generated")
         assert page.inner_text("#output").startswith("abc")
         assert len(page.locator("#output").text_content()) == 503
         assert not page.is_visible("#error")
 
 
-def test_the_page_needs_nothing_from_elsewhere():
+def test_the_page_loads_nothing_from_other_hosts():
     text = (resources.files("mrconv.serve") / "page.html").read_text(encoding="utf-8")
-    assert set(re.findall(r"https?://[^\"'\s]+", text)) == {"http://www.w3.org/1999/xhtml"}  # a name, not an address
+    assert set(re.findall(r"https?://[^\"'\s]+", text)) == {
+        "http://www.w3.org/1999/xhtml"
+    }  # a namespace, not an address

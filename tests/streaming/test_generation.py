@@ -111,4 +111,4 @@ def test_the_command_merges_unless_branches_are_asked_for(model, tmp_path, monke
     assert [each.backbone.blocks[0].layer.merged for each in wrote] == [True, False, True]
     with pytest.raises(SystemExit):
         main(["generate", str(tmp_path / "merged"), "--branches", "--prompt", "abc"])
-    assert "argument --branches: the model in" in capsys.readouterr().err
+    assert "is merged: it has no branches" in capsys.readouterr().err

@@ -213,7 +213,7 @@ def test_models_that_write_no_text_are_named(trained, tmp_path, capsys):
     (tmp_path / "mute" / "inputs.json").write_text('{"kind": "text", "length": 8, "vocabulary": ["a"]}')
     for folder, message in (
         ("classifier", "classifier holds a SequenceClassifier"),
-        ("mute", "inputs.json does not name the 5 symbols of the model"),
+        ("mute", "inputs.json describes another model, with 1 symbols and 0 classes; this model has 5 symbols"),
         ("nowhere", "nowhere contains no model"),
     ):
         with pytest.raises(SystemExit):

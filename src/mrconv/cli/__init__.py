@@ -1,8 +1,8 @@
 """The `mrconv` command.
 
-A subcommand is one module here, listed in COMMANDS. Its `add(commands)` makes a parser whose default `run` is a
-function of what was parsed; that function imports torch, if it needs it, and raises CommandError for what the user can
-put right.
+Each subcommand is a module of this package, listed in COMMANDS. Its `add(commands)` adds a parser whose default `run`
+is a function of the parsed arguments. That function imports torch if it needs it, and raises CommandError for errors
+that the user can correct.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ __all__ = ["CommandError", "main"]
 COMMANDS = (train, evaluate, predict, generate, export, serve, results, plot, info, data, bench)
 
 
-def _place(given: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Put KEY=VALUE words that follow an option where those before it are."""
-    room = next((getattr(given, name) for name in ("settings", "options") if hasattr(given, name)), None)
-    if rest and (room is None or any(word.startswith("-") or "=" not in word for word in rest)):
+def _add_settings(given: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Append KEY=VALUE words that follow an option to those before it."""
+    settings = next((getattr(given, name) for name in ("settings", "options") if hasattr(given, name)), None)
+    if rest and (settings is None or any(word.startswith("-") or "=" not in word for word in rest)):
         given.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if room is not None:
-        room.extend(rest)
+    if settings is not None:
+        settings.extend(rest)
 
 
-def _nobody_reads() -> int:
-    """End quietly, as `mrconv ... | head` expects: what is still to be written, at exit too, goes nowhere."""
+def _closed_pipe() -> int:
+    """Discard the remaining output, as `mrconv ... | head` expects; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141  # what a shell tells of a command that SIGPIPE ended
+    return 141  # the code that shells report for a command that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["plot"]:
-        argv[1:] = plot.spelled_out(argv[1:])
+        argv[1:] = plot.with_figure_name(argv[1:])
     parser = Parser(prog="mrconv", description="Reparameterized multi-resolution convolutions for long sequences.")
     parser.add_argument("--version", action="version", version=f"mrconv {mrconv.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(commands)
     given, rest = parser.parse_known_args(argv)
-    _place(given, rest)
+    _add_settings(given, rest)
     given.command = shlex.join(["mrconv", *argv])
     try:
         given.run(given)
         sys.stdout.flush()
     except (BrokenPipeError, CommandError) as error:
         if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
-            return _nobody_reads()
+            return _closed_pipe()
         given.parser.error(str(error))
     except KeyboardInterrupt as stop:
         print(str(stop) or "stopped", file=sys.stderr)

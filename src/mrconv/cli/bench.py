@@ -12,7 +12,7 @@ from typing import Any
 from mrconv.bench import shapes
 from mrconv.bench.options import PASSES, Options
 
-from .parser import CommandError, Parser, positive
+from .parser import CommandError, Parser, positive, usable_device
 
 SMALL_STACK = "an eighth of the batch, at most two blocks"
 
@@ -116,13 +116,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         _check_writable(arguments.out)
 
-    import torch
-
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise CommandError("argument --device: torch finds no CUDA device here; use --device cpu")
     fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes", "mixers", "batch")
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options = Options(device=device, **{name: getattr(arguments, name) for name in fields})
+    options = Options(device=usable_device(arguments.device), **{name: getattr(arguments, name) for name in fields})
     try:
         importlib.import_module(f"mrconv.bench.{benchmark.module}").run(options)
     except ValueError as error:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError, Parser
+from .parser import CommandError, Parser, command_errors
 
 
 def add(commands: Any) -> None:
@@ -69,7 +69,7 @@ def run_prepare(given: argparse.Namespace) -> None:
     """Prepare a task and say where it is."""
     from mrconv import tasks
 
-    with told():
+    with command_errors():
         task = make(given)
         if given.download:
             with progress("downloading", bytes_=True) as count:
@@ -84,7 +84,7 @@ def run_show(given: argparse.Namespace) -> None:
     """Print what a task's data looks like."""
     from mrconv import tasks
 
-    with told():
+    with command_errors():
         with progress(f"preparing {given.task}") as count:
             data = make(given).prepare(count)
         name = given.split or next(iter(data.splits))
@@ -140,17 +140,6 @@ def _option(text: str, defaults: dict[str, Any]) -> tuple[str, Any]:
     except (KeyError, ValueError):
         kind = "true or false" if isinstance(default, bool) else f"a number like {default}"
         raise CommandError(f"option {name} takes {kind}; got {value!r}") from None
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Tell what is wrong with data in one line."""
-    from mrconv.tasks import DataError
-
-    try:
-        yield
-    except (DataError, ValueError, OSError) as error:
-        raise CommandError(str(error)) from error
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .data import told
-from .parser import CommandError, device
+from .parser import CommandError, add_device, command_errors, usable_device
 
 
 def add(commands: Any) -> None:
@@ -19,7 +18,7 @@ def add(commands: Any) -> None:
         "settings", nargs="*", metavar="KEY=VALUE", help="task.rate=0.5, data_dir=..., batch_size=..., ..."
     )
     parser.add_argument("--branches", action="store_true", help="the model as trained; default: merged")
-    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    add_device(parser)
     parser.set_defaults(run=evaluate)
     about = "end a run where it stands: score and merge its best weights and record it, as partial if it is"
     more = " `mrconv train` can still go on with it."
@@ -36,14 +35,14 @@ def add(commands: Any) -> None:
 
 def evaluate(given: argparse.Namespace) -> None:
     """Print the score on every evaluated split."""
-    with told():
+    with command_errors():
         from mrconv.tasks import task_class
         from mrconv.training import evaluation
         from mrconv.training.loop import read_run
         from mrconv.training.scores import SCORES
 
         found = evaluation.evaluate(
-            given.folder, given.settings, merged=not given.branches, device=device(given.device)
+            given.folder, given.settings, merged=not given.branches, device=usable_device(given.device)
         )
         metric = SCORES[task_class(read_run(given.folder).task).metric]
     for split, value in found.items():
@@ -54,7 +53,7 @@ def finish(given: argparse.Namespace) -> None:
     """Score, merge, record."""
     from .train import tell
 
-    with told():
+    with command_errors():
         from mrconv.training.loop import end
 
         tell(end(given.folder), given.folder)
@@ -64,7 +63,7 @@ def reparameterize(given: argparse.Namespace) -> None:
     """Merge, check, save."""
     if given.rate is not None and given.rate <= 0:
         raise CommandError(f"argument --rate: must be positive; got {given.rate}")
-    with told():
+    with command_errors():
         from mrconv.training import evaluation
 
         out, error, sizes = evaluation.merge(given.folder, given.rate, given.out)

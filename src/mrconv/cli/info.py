@@ -1,4 +1,4 @@
-"""mrconv info: what a model is made of."""
+"""mrconv info: the parameters and operations of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .parser import CommandError
 
 def add(commands: Any) -> None:
     """Add the parser."""
-    about = "tell a model's parameters and operations, trained and merged, part by part"
+    about = "print the parameters and operations of a model, trained and merged, by part"
     parser = commands.add_parser("info", help=about, description=about.capitalize() + ".")
     what = "a model's name such as mrconvnext_tiny_fourier, a run folder, or a folder that save_pretrained wrote"
     parser.add_argument("model", metavar="NAME_OR_FOLDER", help=what)
@@ -19,16 +19,16 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Find the model, count, print."""
+    """Print the table of parts."""
     from mrconv.summary import parts, table
 
-    model = find(given.model)
+    model = load(given.model)
     print(f"{given.model}: {type(model).__name__}\n")
     print(table(parts(model)))
     print("\nG: 10^9 multiply-adds for one input, merged; in mixing, two operations of an FFT count as one")
 
 
-def find(name: str) -> Any:
+def load(name: str) -> Any:
     """Return the model of a name or a folder."""
     from mrconv.hub import MODEL, model_folder, saved_model
     from mrconv.vision.convnext import MRConvNeXt, variants

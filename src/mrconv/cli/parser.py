@@ -1,25 +1,47 @@
-"""argparse with one-line errors."""
+"""What the commands share: the argument parser, its types and one-line errors."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 
 class CommandError(Exception):
-    """Something the user can put right, told in one line; exit code 2."""
+    """An error that the user can correct: printed in one line, exit code 2."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and takes no shortened options."""
+    """An argument parser with one-line errors and without abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False} | options)
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
-        """Leave with exit code 2."""
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (`{self.prog} --help` tells more)\n")
+        """Print the message and exit with code 2."""
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see `{self.prog} --help`)\n")
+
+
+@contextmanager
+def command_errors() -> Iterator[None]:
+    """Raise errors in data, values and files as CommandError."""
+    from mrconv.tasks import DataError
+
+    try:
+        yield
+    except (DataError, ValueError, OSError) as error:
+        raise CommandError(str(error)) from error
+
+
+@contextmanager
+def optional_imports(user: str, extra: str) -> Iterator[None]:
+    """Raise a failed import as CommandError that names the extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise CommandError(f"{user} needs {error.name}: pip install 'mrconv[{extra}]'") from None
 
 
 def positive(text: str) -> int:
@@ -33,13 +55,20 @@ def positive(text: str) -> int:
     return value
 
 
-def device(name: str | None) -> str:
-    """Return the device of this name, or the best there is; refuse one that torch cannot use."""
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device, which `usable_device` reads."""
+    parser.add_argument("--device", help="default: cuda if available, else cpu")
+
+
+def usable_device(name: str | None) -> str:
+    """Return the device of this name, by default the best available; reject a device that torch cannot use."""
     import torch
 
-    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise CommandError(f"argument --device: cannot use {device!r}: torch finds no CUDA device; use --device cpu")
     try:
-        torch.zeros((), device=chosen).item()
+        torch.zeros((), device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CommandError(f"argument --device: cannot use {chosen!r}: {str(error).splitlines()[0]}") from None
-    return chosen
+        raise CommandError(f"argument --device: cannot use {device!r}: {str(error).splitlines()[0]}") from None
+    return device

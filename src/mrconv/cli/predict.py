@@ -1,4 +1,4 @@
-"""mrconv predict: what a trained model says of a text, a recording, a picture or numbers."""
+"""mrconv predict: the predictions of a trained model for texts, recordings, images or numbers."""
 
 from __future__ import annotations
 
@@ -9,79 +9,74 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .data import told
-from .parser import CommandError, device, positive
+from .parser import CommandError, add_device, command_errors, positive, usable_device
 
-ABOUT = """Tell the classes that a trained model finds likeliest (a language model: what comes next). Files are
-recordings, pictures or texts, whichever the model takes, or JSON, {"values": [[...], ...]} or {"text": "..."}; - is
-standard input, JSON if it is an object of that."""
+ABOUT = """Print the most likely classes of each input (of a language model: the most likely next symbols). Files are
+recordings, images or texts, whichever the model takes, or JSON, {"values": [[...], ...]} or {"text": "..."}; - is
+standard input, which may be such a JSON object too."""
 
 
 def add(commands: Any) -> None:
     """Add the parser."""
-    about = "classify texts, recordings, pictures or numbers by a trained model"
+    about = "classify texts, recordings, images or numbers with a trained model"
     parser = commands.add_parser("predict", help=about, description=ABOUT)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run, or of a model")
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="inputs; those that end in .json are JSON")
-    parser.add_argument("--text", action="append", default=[], help="an input as it stands; may be given several times")
-    parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes to show; default: 5")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each input, with all classes")
-    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="inputs; *.json files are JSON")
+    parser.add_argument("--text", action="append", default=[], help="a text as input; may be given several times")
+    parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes to print; default: 5")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each input, with all classes")
+    add_device(parser)
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Read all, predict, print; nothing is printed if there is no answer to one of them."""
-    try:
-        from mrconv.serve import Served
-        from mrconv.tasks import DataError
-    except ImportError as error:
-        raise CommandError(f"`mrconv predict` needs {error.name}: pip install 'mrconv[serve]'") from None
-    inputs = [("--text", _encoded(text), "text/plain") for text in given.text]
-    for path in given.files:
-        with told():
-            content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        json_given = _is_object(content) if str(path) == "-" else path.suffix.lower() == ".json"
-        inputs.append((str(path), content, "application/json" if json_given else "application/octet-stream"))
+    """Read all inputs, predict, print; print nothing if one of them fails."""
+    from mrconv import inference
+    from mrconv.tasks import DataError
+
+    inputs: list[tuple[str, Any]] = [("--text", _valid_text(text)) for text in given.text]
+    inputs += [(str(path), _standard_input() if str(path) == "-" else path) for path in given.files]
     if not inputs:
-        raise CommandError("there is nothing to predict: give a FILE or --text")
-    answers = []
-    with told():
-        served = Served(given.folder, device(given.device))
-        for name, content, kind in inputs:
+        raise CommandError("no input: give a FILE or --text")
+    predictions = []
+    with command_errors():
+        predictor = inference.load(given.folder, usable_device(given.device))
+        for name, raw in inputs:
             try:
-                rows = served.rows(content, kind)
-                found = served.named(served.predict([rows])[0])
+                predictions += predictor.predict([raw])
             except DataError as error:
                 raise CommandError(f"{name}: {error}") from None
-            answers.append((name, found, [note for row in rows for note in row.notes]))
-    for name, found, notes in answers:
+    for (name, _), prediction in zip(inputs, predictions, strict=True):
         if given.json:
-            print(json.dumps({"input": name, **found, "notes": notes}, ensure_ascii=False))
+            values = {"label": prediction.label, "probabilities": prediction.probabilities, "notes": prediction.notes}
+            print(json.dumps({"input": name, **values}, ensure_ascii=False))
             continue
         if len(inputs) > 1:
             print(name)
-        print("\n".join(_lines(found["probabilities"], given.top)))
-        for note in notes:
+        print("\n".join(_lines(prediction.probabilities, given.top)))
+        for note in prediction.notes:
             print(f"note: {note}", file=sys.stderr)
 
 
-def _encoded(text: str) -> bytes:
+def _valid_text(text: str) -> str:
     try:
-        return text.encode()
-    except UnicodeEncodeError:  # of bytes that the shell gave as they are
+        text.encode()
+    except UnicodeEncodeError:  # the shell passed bytes that are not UTF-8
         raise CommandError(f"--text: {text!r:.60} is not UTF-8") from None
+    return text
 
 
-def _is_object(content: bytes) -> bool:
+def _standard_input() -> bytes | dict[str, Any]:
+    content = sys.stdin.buffer.read()
     try:
-        return isinstance(json.loads(content), dict)
+        value = json.loads(content)
     except ValueError:
-        return False
+        return content
+    return value if isinstance(value, dict) else content
 
 
 def _lines(probabilities: Mapping[str, float], top: int) -> list[str]:
     first = sorted(probabilities.items(), key=lambda item: -item[1])[:top]
-    shown = {name: json.dumps(name) if name.isspace() else name for name, _ in first}
-    width = max(map(len, shown.values()))
-    return [f"{shown[name]:{width}s}  {100 * value:5.1f} %" for name, value in first]
+    labels = {name: json.dumps(name) if name.isspace() else name for name, _ in first}
+    width = max(map(len, labels.values()))
+    return [f"{labels[name]:{width}s}  {100 * value:5.1f} %" for name, value in first]

@@ -1,4 +1,4 @@
-"""mrconv serve: a trained model over HTTP."""
+"""mrconv serve: an HTTP server for a trained model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .data import told
-from .parser import CommandError, positive
+from .parser import CommandError, add_device, command_errors, optional_imports, positive, usable_device
 
 ABOUT = """Serve a trained model over HTTP: POST /predict, WebSocket /stream, /model, /health, /metrics (Prometheus),
-and a page to try it on at /. Stops on SIGTERM or Ctrl-C, when the requests that are there have their answers."""
+and a demo page at /. SIGTERM or Ctrl-C stops the server after it has answered the requests that it has received."""
 
 
 def add(commands: Any) -> None:
@@ -18,12 +17,12 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve a trained model over HTTP", description=ABOUT)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run, or of a model")
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    parser.add_argument("--port", type=_port, default=8000, help="default: 8000; 0 is any that is free")
-    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.add_argument("--port", type=_port, default=8000, help="default: 8000; 0 chooses a free port")
+    add_device(parser)
     parser.add_argument(
         "--max-body", type=positive, default=10_000_000, metavar="BYTES", help="of a request; default: 10,000,000"
     )
-    parser.add_argument("--batch", type=positive, default=32, help="requests answered together, at most; default: 32")
+    parser.add_argument("--batch", type=positive, default=32, help="requests per batch, at most; default: 32")
     parser.add_argument(
         "--wait-ms", type=_not_negative, default=5.0, metavar="MS", help="that a request waits for others; default: 5"
     )
@@ -34,31 +33,25 @@ def add(commands: Any) -> None:
         "--timeout", type=_seconds, default=30.0, metavar="SECONDS",
         help="for a request to arrive, for its answer, between messages of a stream; default: 30",
     )  # fmt: skip
-    parser.add_argument("--streams", type=positive, default=16, metavar="N", help="that may be open; default: 16")
+    parser.add_argument("--streams", type=positive, default=16, metavar="N", help="open streams, at most; default: 16")
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Load, listen, serve."""
-    try:
-        import torch
-
-        from mrconv.serve import Options, Served
+    """Load the model, listen, serve."""
+    with optional_imports("`mrconv serve`", "serve"):
+        from mrconv import inference
+        from mrconv.serve import Options, ServedModel
         from mrconv.serve.server import listen
         from mrconv.serve.server import run as serve
-    except ImportError as error:
-        raise CommandError(f"`mrconv serve` needs {error.name}: pip install 'mrconv[serve]'") from None
-    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with told():
-        try:
-            served = Served(given.folder, device)
-        except (RuntimeError, AssertionError) as error:  # of torch, for a device that is not there
-            raise CommandError(f"cannot use {given.folder} on {device}: {str(error).splitlines()[0]}") from error
+    device = usable_device(given.device)
+    with command_errors():
+        served = ServedModel(inference.load(given.folder, device))
     try:
         listener = listen(given.host, given.port)
     except OSError as error:
         raise CommandError(f"cannot listen on {given.host}, port {given.port}: {error.strerror}") from None
-    about, port = served.about(), listener.getsockname()[1]
+    about, port = served.description(), listener.getsockname()[1]
     print(f"{about['model']} of {about['parameters']:,} parameters, for {about['kind']}, on {device}")
     if served.no_stream:
         print(f"/stream: {served.no_stream}")
@@ -87,5 +80,5 @@ def _not_negative(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number from 0 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0; got {text!r}")
     return value

@@ -1,6 +1,6 @@
-"""A trained model as an HTTP service: answers, streams, measures, and a page to try it on."""
+"""An HTTP server for a trained model: predictions, streams, metrics and a demo page."""
 
 from .app import Options, create_app
-from .predictor import Served
+from .served_model import ServedModel
 
-__all__ = ["Options", "Served", "create_app"]
+__all__ = ["Options", "ServedModel", "create_app"]

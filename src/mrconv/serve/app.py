@@ -1,4 +1,4 @@
-"""The routes."""
+"""The ASGI application: its routes and options."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ import numpy as np
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from mrconv.inference import Examples, Prediction
 from mrconv.tasks import DataError
 
-from .batching import Batcher, Busy
-from .predictor import Rows, Served, WrongKind
-from .prometheus import GONE, Measured, Metrics
-from .websockets import Streams
+from .batching import Batcher, QueueFull
+from .prometheus import Metrics, MetricsMiddleware
+from .request_parsing import UnsupportedMediaType, parse_body
+from .served_model import ServedModel
+from .websockets import StreamHandler
 
 ROUTES = frozenset(("/", "/predict", "/model", "/health", "/metrics"))
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data: blob:"
 )
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnects within a request
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is served.
+    """Limits of the server.
 
-    max_body: bytes of a request or of a message of a stream. batch: requests answered together, at most. wait_ms: how
-    long the first of them waits for others. waiting: requests that may arrive, be decoded or wait. timeout: seconds for
-    a body to arrive, for an answer, and between two messages of a stream. streams: that may be open.
+    Attributes:
+        max_body: bytes of a request, and of a message of a stream.
+        batch: requests per batch.
+        wait_ms: milliseconds that the first request of a batch waits for others.
+        waiting: requests that may be received, decoded or waiting for the model.
+        timeout: seconds for a request to arrive, for its answer, and between two messages of a stream.
+        streams: open streams.
     """
 
     max_body: int = 10_000_000
@@ -48,115 +54,104 @@ class Options:
     streams: int = 16
 
 
-class Prediction(BaseModel):
-    """The likeliest class, the probabilities of all, the positions seen, and what was done to the input."""
-
-    label: str
-    probabilities: dict[str, float]
-    length: int
-    notes: list[str]
+def http_error(status: int, message: str, **headers: str) -> HTTPException:
+    """Return an exception that is answered with this status and message."""
+    return HTTPException(status, message, headers or None)
 
 
-def refused(status: int, why: str, **headers: str) -> HTTPException:
-    """Return an error that is answered with this status."""
-    return HTTPException(status, why, headers or None)
+def create_app(served: ServedModel, options: Options) -> FastAPI:
+    """Return the ASGI application that serves a model."""
+    predictor, metrics = served.predictor, Metrics()
+    executor = ThreadPoolExecutor(1, "model")  # one thread: the kernels of a model use all cores
 
-
-def create_app(served: Served, options: Options) -> FastAPI:
-    """Return the service of a model."""
-    metrics = Metrics()
-    executor = ThreadPoolExecutor(1, "model")  # one thread: a model's kernels use all cores
-
-    def answer(rows: Sequence[Rows]) -> Sequence[np.ndarray]:
-        metrics.batches.observe(len(rows))
+    def run_batch(examples: Sequence[Examples]) -> Sequence[np.ndarray]:
+        metrics.batches.observe(len(examples))
         with metrics.model.time():
-            return served.predict(rows)
+            return predictor.probabilities(examples)
 
-    batcher = Batcher(answer, executor, options.batch, options.wait_ms / 1000, options.waiting)
+    batcher = Batcher(run_batch, executor, options.batch, options.wait_ms / 1000, options.waiting)
     metrics.waiting.set_function(lambda: batcher.pending)
-    streams = Streams(served, executor, metrics, options.timeout, options.streams, options.max_body)
+    streams = StreamHandler(served, executor, metrics, options.timeout, options.streams, options.max_body)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker = asyncio.create_task(batcher.work())
+        worker = asyncio.create_task(batcher.run())
         yield
         worker.cancel()
-        executor.shutdown(wait=False, cancel_futures=True)  # nobody waits for what is left
+        executor.shutdown(wait=False, cancel_futures=True)  # no client waits for the remaining batches
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)  # its pages of documentation load from elsewhere
+    app = FastAPI(lifespan=lifespan, openapi_url=None)  # the generated documentation loads scripts from a CDN
     app.state.streams = streams
-    app.add_middleware(Measured, metrics=metrics, routes=ROUTES)
+    app.add_middleware(MetricsMiddleware, metrics=metrics, routes=ROUTES)
 
     @app.exception_handler(HTTPException)
-    async def told(request: Request, error: HTTPException) -> JSONResponse:
+    async def answer_error(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
     @app.post("/predict")
     async def predict(request: Request) -> Prediction:
-        """Answer one input: JSON, a text, a recording or a picture."""
+        """Predict one input: JSON, text, audio or an image."""
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            with batcher.place():
-                content = await received(request, options)
+            with batcher.slot():
+                content = await read_body(request, options)
                 async with asyncio.timeout(options.timeout):
-                    rows = await asyncio.to_thread(served.rows, content, media_type)
-                    found = served.named(await batcher.ask(rows))
-        except WrongKind as error:
-            raise refused(415, str(error)) from None
+                    examples = await asyncio.to_thread(parse_body, predictor, content, media_type)
+                    return predictor.prediction(examples, await batcher.submit(examples))
+        except UnsupportedMediaType as error:
+            raise http_error(415, str(error)) from None
         except DataError as error:
-            raise refused(400, str(error)) from None
-        except Busy:
-            raise refused(503, f"{options.waiting} requests wait already", **{"retry-after": "1"}) from None
+            raise http_error(400, str(error)) from None
+        except QueueFull:
+            raise http_error(503, f"{options.waiting} requests are waiting already", **{"retry-after": "1"}) from None
         except TimeoutError:
-            raise refused(504, f"no answer within {options.timeout:g} seconds") from None
-        notes = [note for row in rows for note in row.notes]
-        return Prediction(**found, length=sum(len(row.x) for row in rows), notes=notes)
+            raise http_error(504, f"no answer within {options.timeout:g} seconds") from None
 
     @app.websocket("/stream")
     async def stream(socket: WebSocket) -> None:
-        """Answer chunks of one sequence."""
+        """Predict a sequence that arrives in chunks, or generate text."""
         await streams.serve(socket)
 
     @app.get("/model")
     async def model() -> dict[str, Any]:
-        """Tell what the model takes."""
-        return served.about() | {"max_body": options.max_body}
+        """Return the description of the model and its inputs."""
+        return served.description() | {"max_body": options.max_body}
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Tell that the service is up."""
+        """Return a constant answer while the server runs."""
         return {"status": "ok"}
 
     @app.get("/metrics")
-    async def measured() -> Response:
-        """Return the metrics as Prometheus reads them."""
+    async def prometheus_metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     page = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
 
     @app.get("/", response_class=HTMLResponse)
     async def index() -> HTMLResponse:
-        """Return the page."""
-        return HTMLResponse(page, headers={"content-security-policy": POLICY})
+        """Return the demo page."""
+        return HTMLResponse(page, headers={"content-security-policy": CONTENT_SECURITY_POLICY})
 
     return app
 
 
-async def received(request: Request, options: Options) -> bytes:
-    """Return the body; one that is too large or too slow is refused as soon as that is known, and not read on."""
-    large = refused(413, f"a body may have {options.max_body:,} bytes", connection="close")
+async def read_body(request: Request, options: Options) -> bytes:
+    """Return the body of a request; stop reading as soon as it is too large or too slow."""
+    too_large = http_error(413, f"a body may have {options.max_body:,} bytes", connection="close")
     if int(request.headers.get("content-length", 0)) > options.max_body:
-        raise large
+        raise too_large
     content = bytearray()
     try:
         async with asyncio.timeout(options.timeout):
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > options.max_body:
-                    raise large
+                    raise too_large
     except TimeoutError:
-        slow = f"the body did not arrive within {options.timeout:g} seconds"
-        raise refused(408, slow, connection="close") from None
+        message = f"the body did not arrive within {options.timeout:g} seconds"
+        raise http_error(408, message, connection="close") from None
     except ClientDisconnect:
-        raise refused(GONE, "the connection was closed before the body was there") from None
+        raise http_error(CLIENT_CLOSED_REQUEST, "the client disconnected before the end of the body") from None
     return bytes(content)

@@ -1,4 +1,4 @@
-"""Requests that come at about the same time, answered together."""
+"""Dynamic batching: requests that arrive at about the same time run as one batch."""
 
 from __future__ import annotations
 
@@ -12,52 +12,57 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Busy(Exception):
-    """More items wait than may."""
+class QueueFull(Exception):
+    """The limit of pending items is reached."""
 
 
 class Batcher(Generic[T, R]):
-    """Collects up to `size` items, or what comes within `wait` seconds of the first, and answers them at once.
+    """Collects up to `size` items, or those that arrive within `wait` seconds of the first, and runs them at once.
 
     Args:
-        answer: from a batch of items to their results; runs in the executor, one batch at a time.
-        most: places for those who ask; more are refused.
+        function: maps a batch of items to their results; it runs in the executor, one batch at a time.
+        max_pending: the most items that may be pending.
     """
 
     def __init__(
-        self, answer: Callable[[Sequence[T]], Sequence[R]], executor: Executor, size: int, wait: float, most: int
+        self,
+        function: Callable[[Sequence[T]], Sequence[R]],
+        executor: Executor,
+        size: int,
+        wait: float,
+        max_pending: int,
     ) -> None:
-        self.answer, self.executor, self.size, self.wait, self.most = answer, executor, size, wait, most
+        self.function, self.executor, self.size, self.wait = function, executor, size, wait
+        self.max_pending, self.pending = max_pending, 0
         self.queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue()
-        self.pending = 0
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place, from before an item is made until its result is there."""
-        if self.pending >= self.most:
-            raise Busy
+    def slot(self) -> Iterator[None]:
+        """Reserve one of the pending slots, from before an item is received until its result is available."""
+        if self.pending >= self.max_pending:
+            raise QueueFull
         self.pending += 1
         try:
             yield
         finally:
             self.pending -= 1
 
-    async def ask(self, item: T) -> R:
-        """Return the item's result."""
+    async def submit(self, item: T) -> R:
+        """Return the result of an item."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self.queue.put_nowait((item, future))
         return await future
 
-    async def work(self) -> None:
-        """Answer, until cancelled."""
+    async def run(self) -> None:
+        """Process batches until cancelled."""
         while True:
-            batch = [(item, future) for item, future in await self._collected() if not future.done()]
-            if not batch:  # whoever asked has gone
+            batch = [(item, future) for item, future in await self._collect() if not future.done()]
+            if not batch:  # all clients have disconnected
                 continue
             items = [item for item, _ in batch]
             try:
                 results: Sequence[Any] = await asyncio.get_running_loop().run_in_executor(
-                    self.executor, self.answer, items
+                    self.executor, self.function, items
                 )
             except Exception as error:
                 results = [error] * len(batch)
@@ -69,7 +74,7 @@ class Batcher(Generic[T, R]):
                 else:
                     future.set_result(result)
 
-    async def _collected(self) -> list[tuple[T, asyncio.Future[R]]]:
+    async def _collect(self) -> list[tuple[T, asyncio.Future[R]]]:
         batch = [await self.queue.get()]
         try:
             async with asyncio.timeout(self.wait):

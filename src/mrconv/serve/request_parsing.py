@@ -1,47 +1,30 @@
-"""What comes in, as text, JSON and its fields; what is wrong with it is told by DataError."""
+"""HTTP request bodies as inputs of a model, by their media type."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from typing import Any
-
+from mrconv.inference import Examples, Predictor, decode, parse_json
 from mrconv.tasks import DataError
 
-
-def decoded(content: bytes) -> str:
-    """Return UTF-8 as text."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"the body is not UTF-8 ({error.reason} at byte {error.start})") from None
+UNSPECIFIED = ("application/octet-stream", "application/x-www-form-urlencoded", "")
+"""Media types that clients send by default: the body is read as the kind that the model takes."""
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """Return a JSON object."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"expected a JSON object; got {text[:60]}")
-    return found
+class UnsupportedMediaType(DataError):
+    """A body of a kind that the model does not take."""
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return names as an answer can quote them: a name in JSON may be what UTF-8 has no bytes for."""
-    return f"{', '.join(map(ascii, names)) or 'none':.100}"
-
-
-def checked_text(text: Any) -> str:
-    """Refuse anything but a string."""
-    if not isinstance(text, str):
-        raise DataError(f"text must be a string; got {text!r:.60}")
-    return text
-
-
-def checked_tokens(tokens: Any) -> list[str | int]:
-    """Refuse anything but a list of symbols: strings, or numbers that name them."""
-    if not isinstance(tokens, list) or any(isinstance(t, bool) or not isinstance(t, str | int) for t in tokens):
-        raise DataError(f"tokens must be a list of symbols; got {tokens!r:.60}")
-    return tokens
+def parse_body(predictor: Predictor, content: bytes, media_type: str) -> Examples:
+    """Return the preprocessed body of a request; raise DataError if it does not fit the model."""
+    if media_type == "application/json":
+        return predictor.preprocess(parse_json(decode(content)))
+    family, kind = media_type.partition("/")[0], predictor.preprocessor.kind
+    if family in ("text", "audio", "image"):
+        if family != kind and (family, kind) != ("text", "tokens"):
+            raise UnsupportedMediaType(f"the model takes {kind}, not {family}")
+    elif media_type not in UNSPECIFIED:
+        raise UnsupportedMediaType(f"unsupported media type {media_type:.60}; send JSON, text, audio or an image")
+    if kind == "values":
+        raise UnsupportedMediaType('the model takes numbers: send JSON, {"values": [[...], ...]}')
+    if predictor.takes_pairs:
+        raise UnsupportedMediaType('the model takes pairs: send JSON, {"text": "...", "text2": "..."}')
+    return predictor.preprocess(content)

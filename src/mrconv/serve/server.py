@@ -1,4 +1,4 @@
-"""The server: uvicorn, and clients that do not finish what they begin."""
+"""The server: uvicorn, with time and size limits for request heads."""
 
 from __future__ import annotations
 
@@ -13,115 +13,116 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .app import Options, create_app
-from .predictor import Served
-from .websockets import Streams
+from .served_model import ServedModel
+from .websockets import StreamHandler
 
-HEAD = 2**16  # bytes of the head of a request, about
+MAX_HEAD = 2**16  # approximate bytes of the head of a request
 
 
-class Impatient(HttpToolsProtocol):
-    """HTTP that closes a connection which does not send its requests in time, or heads without an end.
+class LimitedProtocol(HttpToolsProtocol):
+    """HTTP with a time limit for request heads and unread bodies, and a size limit for heads.
 
-    uvicorn waits for ever, and keeps all. The application waits for the body of a request that it reads.
+    Hand-written: uvicorn has neither limit, and middleware runs only after a complete head. The application limits the
+    bodies that it reads.
     """
 
-    seconds: float
+    timeout: float
     deadline: asyncio.TimerHandle | None = None
-    unread = 0  # bytes since the last that were part of a body, or the first of a request
+    head_bytes = 0  # received since the start of the request, or since the last piece of a body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a first request."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
-        self._expect()
+        self._start_timeout()
 
     def data_received(self, data: bytes) -> None:
-        """Refuse a head, or what stands behind a body in parts, that is too long."""
-        self.unread += len(data)
+        """Answer a head, or the trailer of a chunked body, that is too long with 431."""
+        self.head_bytes += len(data)
         super().data_received(data)
-        if self.unread > HEAD and not self.transport.is_closing():
-            body = json.dumps({"error": f"the head of a request may have {HEAD:,} bytes"}).encode()
+        if self.head_bytes > MAX_HEAD and not self.transport.is_closing():
+            body = json.dumps({"error": f"the head of a request may have {MAX_HEAD:,} bytes"}).encode()
             head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the rest of a further one."""
-        self.unread = 0
+        """Start the timeout of a further request."""
+        self.head_bytes = 0
         super().on_message_begin()
-        self._expect()
+        self._start_timeout()
 
     def on_headers_complete(self) -> None:
-        """Wait no more: the rest is the application's."""
-        self.unread = 0
-        self._forget()
+        """Cancel the timeout: the application limits the rest."""
+        self.head_bytes = 0
+        self._cancel_timeout()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Count anew."""
-        self.unread = 0
+        """Reset the count of head bytes."""
+        self.head_bytes = 0
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the rest of a body that was not needed for the answer."""
+        """Start the timeout of a body that the application did not read."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
-            self._expect()
+            self._start_timeout()
 
     def on_message_complete(self) -> None:
-        """Wait no more."""
-        self.unread = 0
-        self._forget()
+        """Cancel the timeout."""
+        self.head_bytes = 0
+        self._cancel_timeout()
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Refuse what is no handshake, for its body or its many lines; it would stay open, and fail the shutdown."""
+        """Answer an incomplete handshake with 400: uvicorn would leave the connection open and fail at shutdown."""
         super().handle_websocket_upgrade()
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             self.send_400_response("Invalid HTTP request received.")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
-        self._forget()
+        """Cancel the timeout."""
+        self._cancel_timeout()
         super().connection_lost(exc)
 
-    def _expect(self) -> None:
+    def _start_timeout(self) -> None:
         if self.deadline is None:
-            self.deadline = self.loop.call_later(self.seconds, self.transport.close)
+            self.deadline = self.loop.call_later(self.timeout, self.transport.close)
 
-    def _forget(self) -> None:
+    def _cancel_timeout(self) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that clients can connect to from now on; port 0 is any that is free."""
+    """Return a socket that accepts connections; port 0 chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=2048)
 
 
 class _Server(uvicorn.Server):
-    """Tells when it is up, and its streams when it leaves."""
+    """uvicorn's server with a callback after startup; its shutdown ends the streams."""
 
-    ready: Callable[[], None]
-    streams: Streams
+    on_ready: Callable[[], None]
+    streams: StreamHandler
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.ready()
+        self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.streams.closing = True
         await super().shutdown(sockets)
 
 
-def run(served: Served, options: Options, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve, once that is so call `ready`, and go on until SIGTERM or SIGINT.
+def run(served: ServedModel, options: Options, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT, and call `on_ready` once the server accepts requests.
 
-    Then no connection is accepted any more, and requests that are there get their answers.
+    After the signal the server accepts no connection, and answers the requests that it has received.
     """
-    protocol: Any = type("Protocol", (Impatient,), {"seconds": options.timeout})
+    protocol: Any = type("Protocol", (LimitedProtocol,), {"timeout": options.timeout})
     app = create_app(served, options)
     config = uvicorn.Config(
         app,
@@ -133,5 +134,5 @@ def run(served: Served, options: Options, listener: socket.socket, ready: Callab
         access_log=False,
     )
     server = _Server(config)
-    server.ready, server.streams = ready, app.state.streams
+    server.on_ready, server.streams = on_ready, app.state.streams
     server.run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""One sequence that comes in chunks, or that a language model writes."""
+"""Sessions of a WebSocket: a sequence that arrives in chunks, and text generation."""
 
 from __future__ import annotations
 
@@ -7,138 +7,132 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from mrconv.inference import parse_json, quoted, softmax
 from mrconv.tasks import DataError
-from mrconv.tasks.packing import SPECIAL
 from mrconv.tasks.preprocessing import unknown_symbol_notes
 
-from .predictor import Served, probabilities
-from .request_parsing import checked_text, checked_tokens, listed, parsed
+from .served_model import ServedModel
 
 SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
-MOST = 100_000  # symbols of a prompt, and of what is written after it
+MAX_SYMBOLS = 100_000  # of a prompt, and of the generated text
 
 
-class Stream:
-    """One sequence that comes in chunks, its state, and how far it has come."""
+class StreamSession:
+    """One sequence that arrives in chunks: its streaming state, position and latest prediction."""
 
-    def __init__(self, served: Served) -> None:
-        self.served, self.inputs = served, served.inputs
+    def __init__(self, served: ServedModel) -> None:
+        self.served, self.predictor, self.preprocessor = served, served.predictor, served.preprocessor
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new sequence."""
-        self.state = self.served.beginning.copy()
-        self.position, self.unknowns, self.last = 0, 0, np.empty(0)
+        """Start a new sequence."""
+        self.state = self.served.new_state()
+        self.position, self.unknowns, self.latest = 0, 0, np.empty(0)
 
     def pieces(self, message: bytes | str) -> tuple[list[np.ndarray], bool]:
-        """Return what a message adds, in pieces no longer than `/predict` takes, and whether the sequence ends there.
+        """Return the positions that a message adds, and whether it ends the sequence.
 
-        Nothing is taken in yet: `feed` does that, piece by piece, so that others get their answers in between.
+        The pieces are at most as long as the model's input: `feed` processes them one by one, so that other clients
+        are served in between.
         """
-        found = message if isinstance(message, bytes) else parsed(message)
-        end = found == {"end": True}
+        content = message if isinstance(message, bytes) else parse_json(message)
+        end = content == {"end": True}
         if end and self.position == 0:
-            raise DataError("nothing came before the end")
-        x = self.rest() if end else self.chunk(found)
-        most = None if self.served.most is None else self.served.most - len(self.inputs.end_tokens)
-        if not end and most is not None and self.position + len(x) > most:
+            raise DataError("the sequence is empty: send at least one position before the end")
+        x = self._padding() if end else self._chunk(content)
+        maximum = self.served.max_positions
+        limit = None if maximum is None else maximum - len(self.preprocessor.end_tokens)
+        if not end and limit is not None and self.position + len(x) > limit:
             raise DataError(
-                f"the model attends to all that came before: a stream of it may have {most:,} "
-                f"positions; with these it would have {self.position + len(x):,}"
+                f"the model attends to all previous positions: its streams may have {limit:,} positions; with this "
+                f"message the stream would have {self.position + len(x):,}"
             )
-        n = self.inputs.length
+        n = self.preprocessor.length
         return [x[i : i + n] for i in range(0, len(x), n)], end
 
-    def answer(self, end: bool) -> dict[str, Any]:
-        """Return the prediction for what was fed so far; at the end, or if there is none, begin a new sequence."""
-        try:
-            found = self.served.named(self.last)
-        except DataError as error:
-            self.reset()  # the state has no numbers either
-            raise DataError(f"{error} A new sequence begins") from None
-        result = {"position": self.position, "end": end, **found, "notes": unknown_symbol_notes(self.unknowns)}
-        if end:
-            self.reset()
-        return result
-
-    def chunk(self, found: bytes | Mapping[str, Any]) -> np.ndarray:
-        """Return the next positions, as the model takes them: of samples, 16 bits each, or of JSON."""
-        if isinstance(found, bytes):
-            self.inputs.check_kind("audio")
-            if not found or len(found) % 2:
-                raise DataError(f"expected samples of two bytes each; got {len(found)} bytes")
-            return self._values(np.frombuffer(found, "<i2"))
-        fields = self.served.fields()
-        given = [name for name in fields if name in found]
-        if len(given) != 1 or len(found) != 1:
+    def _chunk(self, content: bytes | Mapping[str, Any]) -> np.ndarray:
+        """Return the model's input for 16-bit samples, or for a JSON object."""
+        if isinstance(content, bytes):
+            self.preprocessor.check_kind("audio")
+            if not content or len(content) % 2:
+                raise DataError(f"expected samples of two bytes each; got {len(content)} bytes")
+            return self._values(np.frombuffer(content, "<i2"))
+        fields = self.predictor.fields
+        given = [name for name in fields if name in content]
+        if len(given) != 1 or len(content) != 1:
             names = " or ".join((*fields, "end"))
-            raise DataError(f"expected an object with one of {names}; got {listed(found)}")
-        value = found[given[0]]
+            raise DataError(f"expected an object with one of {names}; got {quoted(content)}")
+        value = content[given[0]]
         if given[0] == "values":
             return self._values(value)
-        symbols = self.inputs.split_symbols(checked_text(value)) if given[0] == "text" else checked_tokens(value)
+        symbols = self.predictor.symbols(given[0], value)
         if not symbols:
             raise DataError("expected at least one symbol; got none")
-        return self.inputs.encode_symbols(symbols)
+        return self.preprocessor.encode_symbols(symbols)
 
     def _values(self, values: Any) -> np.ndarray:
-        return self.inputs.normalise(self.inputs.check_values(values), self.position)
+        return self.preprocessor.normalise(self.preprocessor.check_values(values), self.position)
 
-    def rest(self) -> np.ndarray:
-        """Return what `/predict` would put behind the sequence so far: <eos>, or zeros up to the model's length."""
-        if self.inputs.vocabulary:
-            return np.array(self.inputs.end_tokens, np.int64)
-        zeros = np.zeros((max(0, self.inputs.length - self.position), self.inputs.channels), np.float32)
-        return self.inputs.normalise(zeros, self.position) if len(zeros) else zeros
+    def _padding(self) -> np.ndarray:
+        """Return the positions that `/predict` would append: <eos>, or zeros up to the model's length."""
+        if self.preprocessor.vocabulary:
+            return np.array(self.preprocessor.end_tokens, np.int64)
+        zeros = np.zeros((max(0, self.preprocessor.length - self.position), self.preprocessor.channels), np.float32)
+        return self.preprocessor.normalise(zeros, self.position) if len(zeros) else zeros
 
     @torch.inference_mode()
     def feed(self, piece: np.ndarray) -> None:
-        """Take the next positions in."""
-        x = torch.from_numpy(piece)[None].to(self.served.device)
-        logits, self.state = self.served.model.stream(
-            x.to(self.served.dtype) if x.is_floating_point() else x, self.state
-        )
+        """Process the next positions."""
+        x = torch.from_numpy(piece)[None].to(self.predictor.device)
+        x = x.to(self.predictor.dtype) if x.is_floating_point() else x
+        logits, self.state = self.predictor.model.stream(x, self.state)
         self.position += len(piece)
-        self.unknowns += self.inputs.count_unknown(piece)
-        self.last = probabilities(logits[:, -1])[0]
+        self.unknowns += self.preprocessor.count_unknown(piece)
+        self.latest = softmax(logits[:, -1])[0]
+
+    def answer(self, end: bool) -> dict[str, Any]:
+        """Return the prediction for the sequence so far; start a new sequence at its end, or if there is none."""
+        try:
+            label, probabilities = self.predictor.interpret(self.latest)
+        except DataError as error:
+            self.reset()  # the state is not finite either
+            raise DataError(f"{error} A new sequence starts") from None
+        prediction = {"label": label, "probabilities": probabilities, "notes": unknown_symbol_notes(self.unknowns)}
+        answer = {"position": self.position, "end": end, **prediction}
+        if end:
+            self.reset()
+        return answer
 
 
-def generate(served: Served, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
-    """Tell what a language model writes after a prompt, symbol by symbol; return all of it, with notes."""
-    options = dict(found)
-    prompt = served.inputs.encode_symbols(served.inputs.split_symbols(checked_text(options.pop("text", None))))
-    new, seed = options.pop("new_tokens", 200), options.pop("seed", None)
+def generate_text(served: ServedModel, request: Mapping[str, Any], callback: Callable[[str], None]) -> dict[str, Any]:
+    """Generate text after a prompt; call `callback` with each piece, and return the whole text with notes."""
+    predictor, options = served.predictor, dict(request)
+    prompt = served.preprocessor.encode_symbols(predictor.symbols("text", options.pop("text", None)))
+    new_tokens, seed = options.pop("new_tokens", 200), options.pop("seed", None)
     for name, kind in SAMPLING.items():
         if name in options and (isinstance(options[name], bool) or not isinstance(options[name], kind)):
             raise DataError(f"{name} must be a number; got {options[name]!r:.60}")
     if unknown := set(options) - set(SAMPLING):
-        known = ", ".join(("text", "new_tokens", *SAMPLING, "seed"))
-        raise DataError(f"{min(unknown)!r:.60} is not known; there are {known}")
-    if isinstance(new, bool) or not isinstance(new, int) or not 1 <= new <= MOST:
-        raise DataError(f"new_tokens must be from 1 to {MOST:,}; got {new!r:.60}")
+        allowed = ", ".join(("text", "new_tokens", *SAMPLING, "seed"))
+        raise DataError(f"unknown option {min(unknown)!r:.60}; expected some of {allowed}")
+    if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or not 1 <= new_tokens <= MAX_SYMBOLS:
+        raise DataError(f"new_tokens must be from 1 to {MAX_SYMBOLS:,}; got {new_tokens!r:.60}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-        raise DataError(f"seed must be a whole number from 0 on; got {seed!r:.60}")
-    if not 1 <= len(prompt) <= MOST:
-        raise DataError(f"text must have from 1 to {MOST:,} symbols, to go on from; got {len(prompt):,}")
-    if served.most is not None and len(prompt) + new > served.most:
+        raise DataError(f"seed must be an integer from 0 to 2**63 - 1; got {seed!r:.60}")
+    if not 1 <= len(prompt) <= MAX_SYMBOLS:
+        raise DataError(f"text must have from 1 to {MAX_SYMBOLS:,} symbols; got {len(prompt):,}")
+    if served.max_positions is not None and len(prompt) + new_tokens > served.max_positions:
         raise DataError(
-            f"the model attends to all that came before: text and new_tokens may be {served.most:,} symbols; "
-            f"got {len(prompt):,} and {new:,}"
+            f"the model attends to all previous positions: text and new_tokens may together have "
+            f"{served.max_positions:,} symbols; got {len(prompt):,} and {new_tokens:,}"
         )
-    generator = None if seed is None else torch.Generator(served.device).manual_seed(seed)
-    space = "" if served.inputs.kind == "text" else " "
-    pieces: list[str] = []
-
-    def each(token: Tensor) -> None:
-        symbol = served.inputs.vocabulary[int(token)]
-        pieces.append(("\N{REPLACEMENT CHARACTER}" if symbol in SPECIAL else symbol) + space)
-        tell(pieces[-1])
-
-    x = torch.from_numpy(prompt)[None].to(served.device)
+    separator = "" if served.preprocessor.kind == "text" else " "
     try:
-        served.model.generate(x, new, generator=generator, callback=each, **options)
-    except ValueError as error:  # of an option out of range
+        symbols = predictor.generate(
+            prompt, new_tokens, seed=seed, callback=lambda symbol: callback(symbol + separator), **options
+        )
+    except ValueError as error:  # an option out of range
         raise DataError(str(error)) from None
-    return {"text": "".join(pieces), "notes": unknown_symbol_notes(served.inputs.count_unknown(prompt))}
+    notes = unknown_symbol_notes(served.preprocessor.count_unknown(prompt))
+    return {"text": "".join(symbol + separator for symbol in symbols), "notes": notes}

@@ -23,11 +23,11 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from mrconv._utils.files import atomic_write
 from mrconv.tasks import Prepared
 
 from .datamodule import TaskData
 from .module import NotFinite
-from .rundir import whole
 from .scores import Score
 
 ASK_EVERY = 50  # batches between two times that several processes ask each other whether to save or to stop
@@ -41,7 +41,7 @@ class AtomicIO(CheckpointIO):
         """Write a checkpoint, or leave the one that was there."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole(target) as draft, draft.open("wb") as file:
+        with atomic_write(target) as draft, draft.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
@@ -187,7 +187,7 @@ def check_data(checkpoint: Path, data: Prepared) -> None:
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
     """Write a table, all of it or nothing."""
-    with whole(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[-1]))
         writer.writeheader()
         writer.writerows(rows)
@@ -224,7 +224,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 def _link(source: Path, target: Path) -> None:
     """Give a file a second name, in one step; no second copy where the file system can."""
-    with whole(target) as draft:
+    with atomic_write(target) as draft:
         draft.unlink(missing_ok=True)
         try:
             os.link(source, draft)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from mrconv import MRConv, MRConvNeXt, reparameterize
+from mrconv import MRConv, MRConvNeXt, inference, reparameterize
 from mrconv.example_inputs import random_inputs
-from mrconv.hub import Model
+from mrconv.hub import MERGED, MODEL, Model, saved_model
 from mrconv.kernels import resampled
 from mrconv.mixers import Mixer
 from mrconv.tasks import Prepared
@@ -21,7 +21,6 @@ from .datamodule import prepare
 from .experiment import Experiment
 from .loop import check_options, read_run, score
 from .presets import composed, spelled_out
-from .rundir import MERGED, MODEL, save_model, saved_model
 from .scores import SCORES
 
 CHANGEABLE = {
@@ -118,7 +117,7 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     if rate is not None:
         for metric in SCORES:
             merged.results.pop(metric, None)  # it was that at the rate of training
-    save_model(merged, out, inputs if inputs is None or rate is None else inputs.at_rate(rate))
+    inference.save(merged, out, inputs if inputs is None or rate is None else inputs.at_rate(rate))
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)
 

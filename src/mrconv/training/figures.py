@@ -18,15 +18,15 @@ from torch import nn
 
 from mrconv import MRConv, MRConvNeXt
 from mrconv._utils.colours import COLOURS
+from mrconv.hub import MODEL, read_json, saved_model
 
 from .kernel_maps import kernel_maps
 from .paper_numbers import published
-from .rundir import read_json, saved_model
 from .scores import SCORES
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-MODEL, METRICS, RESULT, FIGURES = "model", "metrics.csv", "result.json", "figures"
+METRICS, RESULT, FIGURES = "metrics.csv", "result.json", "figures"
 SPLITS = {"train": COLOURS[3], "val": COLOURS[0], "test": COLOURS[1]}
 MOST_CHANNELS = 32  # drawn of each kernel
 BINS_PER_OCTAVE = 24  # of lag, where a kernel has as many taps

@@ -21,8 +21,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from mrconv import reparameterize
-from mrconv.hub import Model
+from mrconv import inference, reparameterize
+from mrconv.hub import MERGED, MODEL, Model, read_json
 from mrconv.tasks import Prepared, task_class
 from mrconv.tasks.base import Count, nothing
 from mrconv.tasks.preprocessing import Preprocessor
@@ -34,7 +34,6 @@ from .experiment import Experiment
 from .figures import draw_run
 from .module import NotFinite, Training, build_model, cross_entropy, logits, worth_compiling
 from .progress import EpochLines
-from .rundir import MERGED, MODEL
 from .scores import SCORES
 
 MACHINE = {
@@ -177,19 +176,19 @@ def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
 
 def finish(experiment: Experiment, folder: Path, data: Prepared, watch: Checkpoints, partial: bool) -> dict[str, Any]:
     """Evaluate the best weights, merge them, compare, and record all of it."""
-    seconds, environment = watch.seconds, record.read_json(folder / record.ENVIRONMENT)
+    seconds, environment = watch.seconds, read_json(folder / record.ENVIRONMENT)
     model, best_epoch = load_model(folder, data, experiment)
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     scores = score(model.to(device), data, experiment, device)
     inputs = Preprocessor.from_data(data)
     known = {"name": experiment.name, "task": experiment.task, "epochs": len(watch.history), "seed": experiment.seed}
     model.results = known | {data.metric: scores}
-    record.save_model(model.cpu(), folder / MODEL, inputs)
+    inference.save(model.cpu(), folder / MODEL, inputs)
     parameters = sum(p.numel() for p in model.parameters())
     reparameterize(model)
     merged = score(model.to(device), data, experiment, device)
     model.results = known | {data.metric: merged}
-    record.save_model(model.cpu(), folder / MERGED, inputs)
+    inference.save(model.cpu(), folder / MERGED, inputs)
     result = {
         "name": experiment.name,
         "task": experiment.task,
@@ -279,4 +278,4 @@ def read_run(folder: Path) -> Experiment:
 
 def read_result(path: Path) -> Mapping[str, Any]:
     """Return a result.json, given it or its folder."""
-    return record.read_json(path / record.RESULT if path.is_dir() else path)
+    return read_json(path / record.RESULT if path.is_dir() else path)

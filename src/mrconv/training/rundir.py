@@ -21,30 +21,15 @@ import torch
 import yaml
 
 import mrconv
-from mrconv.tasks.preprocessing import INPUTS_FILE, Preprocessor
 
+from .._utils.files import atomic_write
 from .._utils.revision import revision
-from ..hub import MERGED as MERGED
-from ..hub import MODEL as MODEL
-from ..hub import Model
-from ..hub import read_json as read_json
-from ..hub import saved_model as saved_model
+from ..hub import MERGED, MODEL, read_json
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
 LOCK = ".lock"
 PATIENCE = 10  # seconds: the processes that read data for one that was killed live on for five
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to that becomes this one when all is written, and is gone if that fails."""
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        yield draft
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def first_process() -> bool:
@@ -107,21 +92,13 @@ def _lives(pid: int) -> bool:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, all of it or nothing."""
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def save_model(model: Model, folder: Path, preprocessor: Preprocessor | None) -> None:
-    """Save a model and, where given, its preprocessor."""
-    model.save_pretrained(folder)
-    if preprocessor is not None:
-        with whole(folder / INPUTS_FILE) as draft:
-            draft.write_text(preprocessor.to_json(), encoding="utf-8")
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:
     """Write a config as YAML, all of it or nothing."""
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 

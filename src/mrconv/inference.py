@@ -1,0 +1,317 @@
+"""Inference with a saved model: raw inputs in, labels and probabilities out.
+
+Example:
+    >>> from pathlib import Path
+    >>> from mrconv import SequenceClassifier, inference
+    >>> from mrconv.tasks.preprocessing import Preprocessor
+    >>> model = SequenceClassifier(n_classes=2, vocab_size=4, d_model=8, depth=1, l_max=16)
+    >>> inference.save(model, Path("tiny"), Preprocessor("text", 16, ("no", "yes"), tuple("abcd")))
+    >>> predictor = inference.load("tiny")
+    >>> for prediction in predictor.predict(["abba", "cd"]):
+    ...     print(prediction.length, sorted(prediction.probabilities))
+    4 ['no', 'yes']
+    2 ['no', 'yes']
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._utils.files import atomic_write
+from .hub import MERGED, MODEL, Model, model_folder, saved_model
+from .layer import reparameterize
+from .model import LanguageModel, SequenceClassifier, TwoTowerClassifier
+from .tasks.errors import DataError
+from .tasks.packing import SPECIAL
+from .tasks.preprocessing import INPUTS_FILE, ModelInput, Preprocessor, load_preprocessor
+from .vision.convnext import MRConvNeXt
+
+Examples = tuple[ModelInput, ...]
+"""The preprocessed sequence of one input, or the two sequences of a pair."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely class, the probability of every class, the number of positions seen, and preprocessing notes.
+
+    A language model predicts the next symbol: its classes are the symbols of its vocabulary.
+    """
+
+    label: str
+    probabilities: dict[str, float]
+    length: int
+    notes: list[str]
+
+
+def load(path: Path | str, device: torch.device | str = "cpu", *, merged: bool = True) -> Predictor:
+    """Return a predictor for the model in a folder.
+
+    Args:
+        path: a run folder, or a folder that `save_pretrained` or `save` wrote.
+        device: where the model runs.
+        merged: use the merged model, merging it if necessary; otherwise the model with its branches.
+    """
+    folder = model_folder(Path(path), *((MERGED, MODEL) if merged else (MODEL,)))
+    model = saved_model(folder)
+    if merged:
+        reparameterize(model)
+    elif getattr(model.config, "merged", False):
+        raise ValueError(f"the model in {folder} is merged: it has no branches")
+    return Predictor(model, folder, device)
+
+
+def save(model: Model, folder: Path, preprocessor: Preprocessor | None) -> None:
+    """Save a model and, unless it is None, its preprocessor (inputs.json)."""
+    model.save_pretrained(folder)
+    if preprocessor is not None:
+        with atomic_write(folder / INPUTS_FILE) as draft:
+            draft.write_text(preprocessor.to_json(), encoding="utf-8")
+
+
+class Predictor:
+    """A model in eval mode on a device, with the preprocessing of its inputs. `load` creates one.
+
+    Without an inputs.json, inputs are numbers as the model sees them and classes are named by their index.
+
+    Args:
+        model: a classifier of sequences, pairs or images, or a language model.
+        folder: the folder of the model, with its inputs.json.
+        device: where the model runs.
+    """
+
+    def __init__(self, model: Model, folder: Path, device: torch.device | str = "cpu") -> None:
+        if not isinstance(model, SequenceClassifier | TwoTowerClassifier | LanguageModel | MRConvNeXt):
+            raise ValueError(f"{folder} holds a {type(model).__name__}; expected a classifier or a language model")
+        self.model: Any = model.eval().to(device)
+        self.folder, self.device, self.dtype = folder, torch.device(device), next(model.parameters()).dtype
+        self.generates = isinstance(model, LanguageModel)
+        self.takes_pairs = isinstance(model, TwoTowerClassifier)
+        expected, described = Preprocessor.from_config(model.config), load_preprocessor(folder)
+        self.preprocessor = described or expected
+        self.described = described is not None
+        if self.preprocessor.sizes != expected.sizes:
+            raise ValueError(
+                f"{folder / INPUTS_FILE} describes another model, with {self.preprocessor.sizes}; "
+                f"this model has {expected.sizes}"
+            )
+        self.classes = self.preprocessor.classes or self.preprocessor.vocabulary
+        # Where padding reaches the outputs, only sequences of equal length share a batch.
+        causal, masked = not getattr(model.config, "bidirectional", True), getattr(model.config, "mask_padding", False)
+        self.ignores_padding = causal or masked
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Predict once, so that initialisation, and its errors, come before the first request."""
+        p = self.preprocessor
+        try:
+            blank = ModelInput(
+                np.zeros(p.length, np.int64) if p.vocabulary else np.zeros((p.length, p.channels), np.float32)
+            )
+            self.probabilities([(blank,) * (2 if self.takes_pairs else 1)])
+        except MemoryError:
+            raise ValueError(f"{self.folder}: not enough memory for an input of length {p.length:,}") from None
+
+    def predict(self, inputs: Iterable[Any], batch_size: int = 32) -> list[Prediction]:
+        """Return a prediction for each raw input.
+
+        A prediction does not depend on the other inputs of its batch. An input is, by the kind that the model takes:
+
+        - text or tokens: a string, a list of symbols, or the path or bytes of a UTF-8 file;
+        - audio or image: the path or bytes of a file, or an array (length, channels) before normalisation;
+        - values: an array (length, channels) before normalisation;
+        - a pair: a tuple of two of these;
+        - any of these: a mapping {"text": ...}, {"tokens": ...} or {"values": ...} (the second of a pair: "text2",
+          ...), or the path of a .json file that holds one.
+
+        Raises:
+            DataError: an input does not fit the model; the message names its index.
+        """
+        if isinstance(inputs, str | bytes | Path | Mapping):
+            raise TypeError(f"predict takes a list of inputs; got one {type(inputs).__name__}: put it in a list")
+        raw = list(inputs)
+        examples = [self._at(i, len(raw), self.preprocess, each) for i, each in enumerate(raw)]
+        predictions: list[Prediction] = []
+        for start in range(0, len(raw), batch_size):
+            batch = examples[start : start + batch_size]
+            for example, row in zip(batch, self.probabilities(batch), strict=True):
+                predictions.append(self._at(len(predictions), len(raw), self.prediction, example, row))
+        return predictions
+
+    @staticmethod
+    def _at(index: int, count: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function; with several inputs, its error names the index of the input."""
+        try:
+            return function(*arguments)
+        except DataError as error:
+            raise (DataError(f"input {index}: {error}") if count > 1 else error) from None
+
+    def preprocess(self, raw: Any) -> Examples:
+        """Return the model's input for a raw input, as `predict` takes it."""
+        if isinstance(raw, Path) and raw.suffix.lower() == ".json":
+            raw = parse_json(decode(raw.read_bytes()))
+        if isinstance(raw, Mapping):
+            return self._from_fields(raw)
+        if not self.takes_pairs:
+            return (self._example(raw),)
+        if not isinstance(raw, tuple) or len(raw) != 2:
+            raise DataError('the model takes pairs: give a tuple of two inputs, or {"text": "...", "text2": "..."}')
+        return tuple(self._example(each) for each in raw)
+
+    def _example(self, raw: Any) -> ModelInput:
+        kind = self.preprocessor.kind
+        if isinstance(raw, Path) or (isinstance(raw, str) and kind in ("audio", "image")):
+            raw = Path(raw).read_bytes()
+        if isinstance(raw, bytes):
+            if kind == "values":
+                raise DataError('the model takes numbers: give an array, or {"values": [[...], ...]}')
+            if kind in ("audio", "image"):
+                return self.preprocessor.from_audio(raw) if kind == "audio" else self.preprocessor.from_image(raw)
+            raw = decode(raw)
+        if isinstance(raw, str):
+            return self.example("text", raw)
+        if self.preprocessor.vocabulary:
+            return self.example("tokens", list(raw))
+        return self.example("values", np.asarray(raw) if hasattr(raw, "__array__") else raw)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys of a mapping that hold an input."""
+        return ("text", "tokens") if self.preprocessor.vocabulary else ("values",)
+
+    def example(self, field: str, value: Any) -> ModelInput:
+        """Return the preprocessed value of a field of a mapping."""
+        if field == "values":
+            return self.preprocessor.from_values(value)
+        return self.preprocessor.from_symbols(self.symbols(field, value))
+
+    def symbols(self, field: str, value: Any) -> Sequence[Any]:
+        """Return the symbols of a text, or of a list of tokens."""
+        if field == "text":
+            if not isinstance(value, str):
+                raise DataError(f"text must be a string; got {value!r:.60}")
+            return self.preprocessor.split_symbols(value)
+        if not isinstance(value, list) or any(isinstance(t, bool) or not isinstance(t, str | int) for t in value):
+            raise DataError(f"tokens must be a list of symbols; got {value!r:.60}")
+        return value
+
+    def _from_fields(self, values: Mapping[str, Any]) -> Examples:
+        suffixes = ("", "2") if self.takes_pairs else ("",)
+        unknown = set(values) - {f"{name}{suffix}" for name in self.fields for suffix in suffixes}
+        examples = []
+        for suffix in suffixes:
+            given = [name for name in self.fields if f"{name}{suffix}" in values]
+            if unknown or len(given) != 1:
+                names = " and one of ".join(" or ".join(f"{name}{end}" for name in self.fields) for end in suffixes)
+                raise DataError(f"expected an object with one of {names}; got {quoted(values)}")
+            examples.append(self.example(given[0], values[given[0] + suffix]))
+        return tuple(examples)
+
+    @torch.inference_mode()
+    def probabilities(self, examples: Sequence[Examples]) -> list[np.ndarray]:
+        """Return the class probabilities of each preprocessed input; a language model's are those of the next token."""
+        results: list[np.ndarray] = [np.empty(0)] * len(examples)
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for i, example in enumerate(examples):
+            groups[None if self.ignores_padding else tuple(len(each.x) for each in example)].append(i)
+        for indices in groups.values():
+            sides = [self._batch([examples[i][side].x for i in indices]) for side in range(len(examples[0]))]
+            xs, lengths = zip(*sides, strict=True)
+            logits = self.model(*xs, *lengths)
+            if self.generates:
+                logits = logits[torch.arange(len(indices), device=self.device), lengths[0] - 1]
+            for i, row in zip(indices, softmax(logits), strict=True):
+                results[i] = row
+        return results
+
+    def _batch(self, xs: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
+        """Return sequences as one padded tensor, and their lengths: None for values, which all have the same."""
+        if not self.preprocessor.vocabulary:
+            x = torch.from_numpy(np.stack(xs)).to(self.device, self.dtype)
+            if isinstance(self.model, MRConvNeXt):
+                x = x.unflatten(1, (self.preprocessor.height, self.preprocessor.width)).permute(0, 3, 1, 2)
+            return x, None
+        lengths = torch.tensor([len(x) for x in xs])
+        padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in xs], batch_first=True)
+        return padded.to(self.device), lengths.to(self.device)
+
+    def prediction(self, example: Examples, probabilities: np.ndarray) -> Prediction:
+        """Return a preprocessed input's probabilities as a prediction."""
+        label, by_class = self.interpret(probabilities)
+        notes = [note for each in example for note in each.notes]
+        return Prediction(label, by_class, sum(len(each.x) for each in example), notes)
+
+    def interpret(self, probabilities: np.ndarray) -> tuple[str, dict[str, float]]:
+        """Return the most likely class and the probability of every class by name."""
+        if not np.isfinite(probabilities).all():
+            raise DataError("the model's output for this input is not finite; are its values too large?")
+        return self.classes[int(probabilities.argmax())], dict(zip(self.classes, probabilities.tolist(), strict=True))
+
+    def generate(
+        self,
+        prompt: Sequence[int] | np.ndarray,
+        new_tokens: int,
+        *,
+        seed: int | None = None,
+        stop: Collection[int] = (),
+        callback: Callable[[str], None] | None = None,
+        **sampling: Any,
+    ) -> list[str]:
+        """Return the symbols that a language model generates after the token ids of a prompt.
+
+        Args:
+            seed: of the random numbers; None draws a new one.
+            stop: token ids after which generation ends.
+            callback: called with each symbol as soon as it is drawn.
+            sampling: `temperature`, `top_k` and `top_p` of `LanguageModel.generate`.
+        """
+        generator = torch.Generator(self.device)
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        symbols: list[str] = []
+
+        def add(token: Tensor) -> None:
+            symbol = self.preprocessor.vocabulary[int(token)]
+            symbols.append("\N{REPLACEMENT CHARACTER}" if symbol in SPECIAL else symbol)
+            if callback is not None:
+                callback(symbols[-1])
+
+        x = torch.as_tensor(np.asarray(prompt, np.int64), device=self.device)[None]
+        self.model.generate(x, new_tokens, generator=generator, stop=stop, callback=add, **sampling)
+        return symbols
+
+
+def softmax(logits: Tensor) -> np.ndarray:
+    """Return the probabilities (B, classes) of logits as a float32 array."""
+    return logits.float().softmax(-1).cpu().numpy()
+
+
+def decode(content: bytes) -> str:
+    """Return UTF-8 bytes as text."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the input is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """Return a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the input is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"expected a JSON object; got {text[:60]}")
+    return value
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names in ASCII for an error message: JSON strings may hold surrogates that UTF-8 cannot encode."""
+    return f"{', '.join(map(ascii, names)) or 'none':.100}"
