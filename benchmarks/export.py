@@ -28,7 +28,7 @@ from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, progress, timed
 from mrconv.example_inputs import random_inputs
 from mrconv.export import FORMATS, export
-from mrconv.export.step_model import Step
+from mrconv.export.step_model import StepModel
 
 KINDS: dict[str, dict[str, Any]] = {
     "fourier": {"kernel": "fourier", "kernel_size": 2},
@@ -57,7 +57,7 @@ def files(kind: str, length: int, channels: int, formats: list[str]) -> dict[str
     row = {"pytorch": best(lambda: model(x))}
     state = model.initial_state(1)
     row["pytorch step"] = best(lambda: model.step(x[:, 0], state))
-    begun = Step(model).initial_state(1)
+    begun = StepModel(model).initial_state(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in formats:
             for step, inputs in ((False, (x,)), (True, (x[:, 0].contiguous(), *begun))):

@@ -10,6 +10,15 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Run torch on one thread: for small models, several threads mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def randomise(module):
     """Randomise statistics and parameters of every BatchNorm; initial ones would hide a wrong merge."""
     with torch.no_grad():

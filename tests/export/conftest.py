@@ -1,12 +1,8 @@
-"""One thread: with models this small, several wait for each other most of the time."""
+"""All tests of this folder run on one thread."""
 
 import pytest
-import torch
 
 
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(autouse=True)
+def _one_thread(one_thread):
+    pass

@@ -1,4 +1,4 @@
-"""Writing an exported program in each format, and running what was written."""
+"""The file formats: how to write an exported program and how to load and run the file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-OPSET = 20  # the first with a Gelu
+OPSET = 20  # the first that has Gelu
 
 Runner = Callable[..., Sequence[Tensor]]
-"""Takes the program's inputs, returns its outputs."""
+"""A function of the program's inputs that returns its outputs."""
 
 
 class Signature(NamedTuple):
-    """The names of a program's inputs and outputs, and which sizes of the inputs may vary, as `torch.export` has it."""
+    """The names of a program's inputs and outputs, and the `dynamic_shapes` of `torch.export`."""
 
     inputs: list[str]
     outputs: list[str]
@@ -27,19 +27,27 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How to write a program and to load the file again, what packages that takes, and whether FFTs are products."""
+    """A file format.
+
+    Attributes:
+        suffix: of the file's name.
+        write: writes a program to a path.
+        load: returns a function that runs the file.
+        needs: packages that must be installed.
+        matmul_dft: whether FFTs are written as matrix products.
+    """
 
     suffix: str
     write: Callable[[ExportedProgram, Path, Signature], None]
     load: Callable[[Path], Runner]
     needs: tuple[str, ...] = ()
-    products: bool = False
+    matmul_dft: bool = False
 
 
-def _several(run: Callable[..., Tensor | Sequence[Tensor]]) -> Runner:
+def _with_tuple_outputs(run: Callable[..., Tensor | Sequence[Tensor]]) -> Runner:
     def runner(*inputs: Tensor) -> Sequence[Tensor]:
-        found = run(*inputs)
-        return (found,) if isinstance(found, Tensor) else found
+        outputs = run(*inputs)
+        return (outputs,) if isinstance(outputs, Tensor) else outputs
 
     return runner
 
@@ -47,7 +55,7 @@ def _several(run: Callable[..., Tensor | Sequence[Tensor]]) -> Runner:
 def _write_onnx(program: ExportedProgram, path: Path, signature: Signature) -> None:
     import onnx
 
-    found = torch.onnx.export(
+    onnx_program = torch.onnx.export(
         program,
         input_names=signature.inputs,
         output_names=signature.outputs,
@@ -56,8 +64,8 @@ def _write_onnx(program: ExportedProgram, path: Path, signature: Signature) -> N
         external_data=False,
         verbose=False,
     )
-    assert found is not None
-    found.save(path)
+    assert onnx_program is not None
+    onnx_program.save(path)
     onnx.checker.check_model(path, full_check=True)
 
 
@@ -66,9 +74,9 @@ def _load_onnx(path: Path) -> Runner:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # what it says of a failure is in the exception too
+    options.log_severity_level = 4  # errors are raised as exceptions as well
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [given.name for given in session.get_inputs()]
+    names = [node.name for node in session.get_inputs()]
 
     def run(*inputs: Tensor) -> list[Tensor]:
         arrays = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
@@ -82,7 +90,7 @@ def _write_torch(program: ExportedProgram, path: Path, signature: Signature) -> 
 
 
 def _load_torch(path: Path) -> Runner:
-    return _several(torch.export.load(path).module())
+    return _with_tuple_outputs(torch.export.load(path).module())
 
 
 def _write_aoti(program: ExportedProgram, path: Path, signature: Signature) -> None:
@@ -94,11 +102,11 @@ def _write_aoti(program: ExportedProgram, path: Path, signature: Signature) -> N
 def _load_aoti(path: Path) -> Runner:
     from torch import _inductor
 
-    return _several(_inductor.aoti_load_package(str(path)))
+    return _with_tuple_outputs(_inductor.aoti_load_package(str(path)))
 
 
 FORMATS = {
-    "onnx": Format(".onnx", _write_onnx, _load_onnx, ("onnx", "onnxscript", "onnxruntime"), products=True),
+    "onnx": Format(".onnx", _write_onnx, _load_onnx, ("onnx", "onnxscript", "onnxruntime"), matmul_dft=True),
     "torch": Format(".pt2", _write_torch, _load_torch),
     "aoti": Format(".aoti.pt2", _write_aoti, _load_aoti),
 }

@@ -1,4 +1,4 @@
-"""What can be exported of a model: its function of whole sequences, or of one position and a state."""
+"""Export targets: a model's function of whole sequences, of images, or of one position and a state."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..example_inputs import random_inputs
 from ..hub import Model
 from ..vision.convnext import MRConvNeXt
 from .formats import Runner, Signature
-from .step_model import Step
+from .step_model import StepModel
 
 Comparison = tuple[tuple[int, int], Tensor, Tensor]
-"""The batch and the length of an input, the file's output for it, and the one that the original model gives."""
+"""Batch size and length of an input, the file's output for it, and the original model's."""
 
 BATCH = Dim("batch", min=1)
 
 
-class Subject:
-    """A module to export, and how to compare a file of it with the original."""
+class ExportTarget:
+    """A module to export, with the inputs to trace it and to compare its file with the original model."""
 
     module: nn.Module
     signature: Signature
@@ -43,12 +43,12 @@ class Subject:
         raise NotImplementedError
 
     def expected(self, *inputs: Tensor) -> Tensor:
-        """Return what the original gives."""
+        """Return the original model's output."""
         return self.original(*(x.to(self.dtype) if x.is_floating_point() else x for x in inputs))
 
 
-class Sequences(Subject):
-    """Whole sequences of 1 .. longest positions, or of exactly that many, with or without their lengths."""
+class SequenceTarget(ExportTarget):
+    """Whole sequences of 1 .. longest positions, or of exactly `longest`, with or without their lengths."""
 
     def __init__(self, original: Model, merged: Model, longest: int, fixed: bool, padded: bool) -> None:
         super().__init__(original, merged, longest)
@@ -60,11 +60,11 @@ class Sequences(Subject):
         self.signature = Signature([*inspect.signature(merged.forward).parameters][: len(example)], ["output"], dims)
 
     def example(self) -> tuple[Tensor, ...]:
-        """Return two sequences, or pairs, of the longest length."""
+        """Return two sequences, or two pairs of them, of the longest length."""
         return random_inputs(self.merged, 2, self.longest, self.padded)
 
     def comparisons(self, run: Runner) -> Iterator[Comparison]:
-        """Run batches of 1, 2 and 3, of the longest length and, where it varies, of shorter ones."""
+        """Run batches of 1, 2 and 3, of the longest length and, if it may vary, of shorter ones."""
         shorter = [(3, (self.longest + 1) // 2), (2, 1)] if self.varying else [(3, self.longest)]
         for size in ((1, self.longest), *shorter):
             inputs = random_inputs(self.merged, *size, self.padded)
@@ -72,8 +72,8 @@ class Sequences(Subject):
             yield size, output, self.expected(*inputs)
 
 
-class Pictures(Subject):
-    """Pictures of the size that the model is made for, any number of them."""
+class ImageTarget(ExportTarget):
+    """Batches of images of the model's size."""
 
     def __init__(self, original: Model, merged: MRConvNeXt) -> None:
         height, width = merged.grids(merged.image_size)[0]
@@ -81,22 +81,22 @@ class Pictures(Subject):
         self.module, self.signature = merged, Signature(["x"], ["output"], ({0: BATCH},))
 
     def example(self) -> tuple[Tensor, ...]:
-        """Return two pictures."""
+        """Return two images."""
         return random_inputs(self.merged, 2)
 
     def comparisons(self, run: Runner) -> Iterator[Comparison]:
-        """Run one picture and three."""
+        """Run batches of one and of three images."""
         for batch in (1, 3):
             inputs = random_inputs(self.merged, batch)
             (output,) = run(*inputs)
             yield (batch, self.longest), output, self.expected(*inputs)
 
 
-class Steps(Subject):
+class StepTarget(ExportTarget):
     """One position and the state before it -> its output and the state after it."""
 
     def __init__(self, original: Model, merged: Model) -> None:
-        self.module = self.step = Step(merged)
+        self.module = self.step = StepModel(merged)
         super().__init__(original, merged, 1)
         states = [f"state_{i}" for i in range(len(self.step.initial_state(1)))]
         dims = ({0: BATCH}, tuple({0: BATCH} for _ in states))
@@ -107,12 +107,12 @@ class Steps(Subject):
         return random_inputs(self.merged, 2, 1)[0][:, 0], *self.step.initial_state(2)
 
     def comparisons(self, run: Runner) -> Iterator[Comparison]:
-        """Step from the start, and past the end of the window, from the state that the parallel form is in there."""
-        reach = max(layer.memory for layer in self.step.layers)
+        """Step from the initial state and, past the end of the window, from the parallel form's state there."""
+        reach = max(layer.window for layer in self.step.layers)
         for batch, start in ((1, 0), (3, 0), (2, reach + 2)):
             (x,) = random_inputs(self.merged, batch, start + 3)
-            begun = self.step.state_after(self.merged, x[:, :start]) if start else self.step.initial_state(batch)
-            state = list(begun)
+            first = self.step.state_after(self.merged, x[:, :start]) if start else self.step.initial_state(batch)
+            state = list(first)
             for t in range(start, start + 3):
                 output, *state = run(x[:, t].contiguous(), *state)
                 expected = self.expected(x[:, : t + 1])

@@ -1,4 +1,4 @@
-"""Exported files: they compute what the model does, elsewhere, and a wrong one is never left behind."""
+"""Exported files give the model's outputs without mrconv, and a wrong file is never written."""
 
 import shutil
 import subprocess
@@ -18,20 +18,15 @@ from mrconv import (
     TwoTowerClassifier,
 )
 from mrconv.cli import main
-from mrconv.export import FORMATS, ExportFailed, export
-from mrconv.export import plain_ops as forms
+from mrconv.export import FORMATS, ExportFailed, export, plain_ops
 
 from ..conftest import randomise, relative
 
-KINDS = {
-    "dense": {"kernel": "dense", "kernel_size": 40},
-    "dilated": {"kernel": "dilated", "kernel_size": 2},
-    "fourier": {"kernel": "fourier", "kernel_size": 3},
-    "sparse": {"kernel": "sparse", "kernel_size": 2},
-    "fourier+sparse": {"kernel": "fourier+sparse", "kernel_size": 2},
+KERNEL_SIZES = {"dense": 40, "dilated": 2, "fourier": 3, "sparse": 2, "fourier+sparse": 2}
+LAYERS = {name: {"kernel": name, "kernel_size": size} for name, size in KERNEL_SIZES.items()} | {
     "concat": {"kernel": "fourier", "kernel_size": 4, "combine": "concat", "decay": (0.5, 2.0)},
-    "both ways": {"kernel": "fourier", "kernel_size": 3, "bidirectional": True},
-    "dilated both ways": {"kernel": "dilated", "kernel_size": 2, "bidirectional": True},
+    "bidirectional": {"kernel": "fourier", "kernel_size": 3, "bidirectional": True},
+    "dilated, bidirectional": {"kernel": "dilated", "kernel_size": 2, "bidirectional": True},
     "heads and groups": {"kernel": "fourier", "kernel_size": 2, "heads": 2, "groups": 2},
     "short": {"kernel": "fourier", "kernel_size": 2, "l_max": 30},
 }
@@ -39,9 +34,9 @@ CAUSAL = ["dilated", "fourier", "heads and groups"]
 compiler = pytest.mark.skipif(not shutil.which("g++"), reason="AOTInductor needs a C++ compiler")
 
 
-def mostly_slow(*quick):
-    """Return all kinds, those not named marked slow: their graphs are tested as ONNX already."""
-    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+def others_slow(*fast):
+    """Return all layers; those not in `fast` are marked slow, since the ONNX tests cover their graphs."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 
 
 def build(cls=SequenceClassifier, **options):
@@ -57,14 +52,14 @@ def session(path):
     return onnxruntime.InferenceSession(path, options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_onnx_equals_the_trained_model(tmp_path, kind):
-    model = build(**KINDS[kind])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_onnx_equals_the_trained_model(tmp_path, layer):
+    model = build(**LAYERS[layer])
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    found = export(model, tmp_path / "model.onnx", "onnx")
-    assert found.error < 1e-4
-    assert {domain.domain for domain in onnx.load(found.path).opset_import} == {""}
-    run = session(found.path)
+    exported = export(model, tmp_path / "model.onnx", "onnx")
+    assert exported.error < 1e-4
+    assert {domain.domain for domain in onnx.load(exported.path).opset_import} == {""}
+    run = session(exported.path)
     assert [x.shape for x in run.get_inputs()] == [["batch", "length", 2]]
     for batch, length in ((1, 29), (4, 17)):
         x = torch.randn(batch, length, 2)
@@ -73,16 +68,16 @@ def test_onnx_equals_the_trained_model(tmp_path, kind):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_a_longer_input_than_the_file_is_for_is_refused(tmp_path):
+def test_onnx_rejects_inputs_beyond_the_exported_length(tmp_path):
     run = session(export(build(kernel="fourier", kernel_size=3), tmp_path / "model.onnx", length=150).path)
     assert run.run(None, {"x": torch.randn(1, 150, 2).numpy()})[0].shape == (1, 3)
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         run.run(None, {"x": torch.randn(1, 151, 2).numpy()})
 
 
-@pytest.mark.parametrize("kind", ["short", "dilated", "sparse"])
-def test_a_longer_input_than_the_file_is_for_is_right_without_ffts(tmp_path, kind):
-    model = build(**KINDS[kind])
+@pytest.mark.parametrize("layer", ["short", "dilated", "sparse"])
+def test_onnx_without_ffts_is_exact_beyond_the_exported_length(tmp_path, layer):
+    model = build(**LAYERS[layer])
     run = session(export(model, tmp_path / "model.onnx", length=20).path)
     for length in (20, 50, 400):
         x = torch.randn(2, length, 2)
@@ -93,7 +88,7 @@ def test_a_longer_input_than_the_file_is_for_is_right_without_ffts(tmp_path, kin
 
 
 @pytest.mark.parametrize("length", [1, 50])
-def test_a_file_shorter_than_its_kernel_refuses_longer_inputs(tmp_path, length):
+def test_onnx_of_a_length_below_the_kernels_reach_rejects_longer_inputs(tmp_path, length):
     run = session(export(build(l_max=100, kernel_size=4), tmp_path / "model.onnx", length=length).path)
     for longer in (length + 1, 80, 250):
         with pytest.raises(Exception, match="ONNXRuntimeError"):
@@ -107,9 +102,9 @@ def test_a_model_that_is_zero_everywhere_is_exported(tmp_path):
     assert export(model, tmp_path / "model.pt2", "torch").error == 0
 
 
-@pytest.mark.parametrize("kind", mostly_slow("fourier", "dilated both ways"))
-def test_torch_export_equals_the_trained_model(tmp_path, kind):
-    model = build(**KINDS[kind])
+@pytest.mark.parametrize("layer", others_slow("fourier", "dilated, bidirectional"))
+def test_torch_export_equals_the_trained_model(tmp_path, layer):
+    model = build(**LAYERS[layer])
     assert export(model, tmp_path / "model.pt2", "torch").error < 1e-4
     loaded = torch.export.load(tmp_path / "model.pt2").module()
     for batch, length in ((1, 29), (4, 17)):
@@ -145,9 +140,9 @@ def test_two_towers_with_padding_as_onnx(tmp_path):
     assert names == ["first", "second", "first_lengths", "second_lengths"]
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_an_onnx_step_equals_the_parallel_form_far_past_the_window(tmp_path, kind):
-    model = build(**(KINDS[kind] | {"l_max": 40}))
+@pytest.mark.parametrize("layer", CAUSAL)
+def test_an_onnx_step_equals_the_parallel_form_far_past_the_window(tmp_path, layer):
+    model = build(**(LAYERS[layer] | {"l_max": 40}))
     export(model, tmp_path / "step.onnx", "onnx", step=True)
     run = session(tmp_path / "step.onnx")
     state = {x.name: torch.zeros([2, *x.shape[1:]]).numpy() for x in run.get_inputs()[1:]}
@@ -162,16 +157,16 @@ def test_an_onnx_step_equals_the_parallel_form_far_past_the_window(tmp_path, kin
 
 
 @compiler
-@pytest.mark.parametrize("kind", mostly_slow("fourier"))
-def test_aoti_equals_the_trained_model(tmp_path, kind):
-    assert export(build(**KINDS[kind]), tmp_path / "model.aoti.pt2", "aoti").error < 1e-4
+@pytest.mark.parametrize("layer", others_slow("fourier"))
+def test_aoti_equals_the_trained_model(tmp_path, layer):
+    assert export(build(**LAYERS[layer]), tmp_path / "model.aoti.pt2", "aoti").error < 1e-4
 
 
 @compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_an_aoti_step_equals_the_parallel_form(tmp_path, kind):
-    assert export(build(**KINDS[kind]), tmp_path / "step.aoti.pt2", "aoti", step=True).error < 1e-4
+@pytest.mark.parametrize("layer", CAUSAL)
+def test_an_aoti_step_equals_the_parallel_form(tmp_path, layer):
+    assert export(build(**LAYERS[layer]), tmp_path / "step.aoti.pt2", "aoti", step=True).error < 1e-4
 
 
 def test_torch_files_load_without_mrconv(tmp_path):
@@ -203,45 +198,45 @@ def test_a_fixed_length_and_a_length_beyond_the_reach(tmp_path):
 
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 5e-2), ("float16", 1e-2), ("float64", 1e-5)])
 def test_other_dtypes(tmp_path, dtype, limit):
-    found = export(build(vocab_size=5, d_input=None), tmp_path / "model.pt2", "torch", dtype=dtype)
-    assert found.error < limit
-    assert torch.export.load(found.path).module()(torch.zeros(1, 3, dtype=torch.long)).dtype == getattr(torch, dtype)
+    exported = export(build(vocab_size=5, d_input=None), tmp_path / "model.pt2", "torch", dtype=dtype)
+    assert exported.error < limit
+    assert torch.export.load(exported.path).module()(torch.zeros(1, 3, dtype=torch.long)).dtype == getattr(torch, dtype)
 
 
-def off_by_one(u, values, lags, bias, gelu, *rest, right=forms.convolve):
+def off_by_one(u, values, lags, bias, gelu, *rest, right=plain_ops.convolve):
     return right(u, values.roll(1, 1), lags, bias, gelu, *rest)
 
 
-def not_a_number(u, *rest):
+def nan_outputs(u, *rest):
     return u * torch.nan
 
 
-@pytest.mark.parametrize(("form", "wrong"), [("onnx", off_by_one), ("torch", off_by_one), ("torch", not_a_number)])
-def test_a_wrong_export_is_caught_and_leaves_nothing(tmp_path, monkeypatch, capsys, form, wrong):
+@pytest.mark.parametrize(("format", "wrong"), [("onnx", off_by_one), ("torch", off_by_one), ("torch", nan_outputs)])
+def test_a_wrong_export_raises_and_writes_no_file(tmp_path, monkeypatch, capsys, format, wrong):
     model = build(l_max=30)
     model.save_pretrained(tmp_path / "saved")
     out = tmp_path / "out" / "model"
-    monkeypatch.setattr(forms, "convolve", wrong)
+    monkeypatch.setattr(plain_ops, "convolve", wrong)
     with pytest.raises(SystemExit) as stop:
-        main(["export", str(tmp_path / "saved"), "--format", form, "--out", str(out)])
+        main(["export", str(tmp_path / "saved"), "--format", format, "--out", str(out)])
     assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert f"the {form} file does not compute what the model does: relative error" in said.err
-    assert not said.out
+    printed = capsys.readouterr()
+    assert f"the outputs of the {format} file differ from the model's by a relative error of" in printed.err
+    assert not printed.out
     assert list(out.parent.iterdir()) == []
-    out.write_text("what was there")
+    out.write_text("an older file")
     with pytest.raises(ExportFailed):
-        export(model, out, form)
-    assert out.read_text() == "what was there"
+        export(model, out, format)
+    assert out.read_text() == "an older file"
 
 
-def test_peers_are_written_where_torch_can_and_refused_where_not(tmp_path):
+def test_baselines_are_exported_or_rejected_with_the_reason(tmp_path):
     export(build(mixer="attention", l_max=20), tmp_path / "attention.pt2", "torch")
     s4d = build(mixer="s4d", l_max=20)
-    with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be written as torch: .* fixed=True"):
+    with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be exported as torch: .* fixed=True"):
         export(s4d, tmp_path / "s4d.pt2", "torch")
     export(s4d, tmp_path / "s4d.pt2", "torch", fixed=True)
-    with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be written as onnx: .*No ONNX function found"):
+    with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be exported as onnx: .*No ONNX function found"):
         export(s4d, tmp_path / "s4d.onnx", "onnx", fixed=True)
     assert {path.name for path in tmp_path.iterdir()} == {"attention.pt2", "s4d.pt2"}
 
@@ -250,33 +245,33 @@ def test_the_command_takes_a_run_or_a_saved_model(tmp_path, capsys):
     run = tmp_path / "run"
     build(l_max=30).save_pretrained(run / "model")
     assert main(["export", str(run), "--format", "torch"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"{run / 'model.pt2'}: 0.")
-    assert "largest difference from PyTorch, relative: " in said
-    assert "1 x 30, 3 x 15, 2 x 1" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{run / 'model.pt2'}: 0.")
+    assert "largest difference from PyTorch, relative: " in printed
+    assert "1 x 30, 3 x 15, 2 x 1" in printed
     assert main(["export", str(run / "model"), "--format", "torch", "--step", "--out", str(tmp_path / "x.pt2")]) == 0
     assert (tmp_path / "x.pt2").exists()
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("arguments", "message"),
     [
         (["/nowhere", "--format", "torch"], "/nowhere contains no model"),
         (["{saved}"], "required: --format"),
         (["{saved}", "--format", "tflite"], "'tflite'"),
-        (["{saved}", "--format", "onnx", "--dtype", "bfloat16"], "which convolves in float32 and float16"),
-        (["{saved}", "--format", "torch", "--step", "--length", "5"], "a step takes one position"),
+        (["{saved}", "--format", "onnx", "--dtype", "bfloat16"], "needs device='cpu' and dtype float32 or float16"),
+        (["{saved}", "--format", "torch", "--step", "--length", "5"], "step=True exports one position"),
         (["{saved}", "--format", "torch", "--length", "0"], "argument --length: must be a positive integer"),
         (["{saved}", "--format", "torch", "--out", "/dev/null/x"], "/dev/null"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_told(tmp_path, capsys, argv, says):
+def test_wrong_arguments_are_reported(tmp_path, capsys, arguments, message):
     build(l_max=20).save_pretrained(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        main(["export", *(word.format(saved=tmp_path) for word in argv)])
+        main(["export", *(word.format(saved=tmp_path) for word in arguments)])
     assert stop.value.code == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
@@ -291,11 +286,11 @@ def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch, package):
 
 @pytest.mark.parametrize("kernel", ["fourier", "fourier+sparse", "dilated"])
 @pytest.mark.parametrize("format", ["onnx", "torch"])
-def test_pictures(kernel, format, tmp_path):
+def test_images(kernel, format, tmp_path):
     stages = {"depths": (1, 1), "dims": (4, 8), "kernel_sizes": (4, 2), "patch_size": 2, "layer_scale": 1.0}
     model = randomise(MRConvNeXt(n_classes=3, image_size=16, kernel=kernel, **stages)).eval()
-    done = export(model, tmp_path / f"file{FORMATS[format].suffix}", format)
-    assert done.error < 1e-4
-    assert [batch for batch, _ in done.checked] == [1, 3]
-    with pytest.raises(ValueError, match="pictures have one size"):
+    exported = export(model, tmp_path / f"file{FORMATS[format].suffix}", format)
+    assert exported.error < 1e-4
+    assert [batch for batch, _ in exported.checked] == [1, 3]
+    with pytest.raises(ValueError, match="images have one size"):
         export(model, tmp_path / "file", format, step=True)
