@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on."""
+"""The progress of a run: lines per epoch, a live line on a terminal, a bar while data is prepared."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ import sys
 from types import SimpleNamespace
 
 import torch
+from rich.console import Console
 
+from mrconv._utils.progress_bar import progress_bar
 from mrconv.training import progress
 from mrconv.training.scores import SCORES
 
+CONTROL = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
+SIZES = "{train_size: 40, val_size: 10, test_size: 10, min_length: 10, max_length: 60, length: 64}"
+SETTINGS = ["d_model=8", "depth=2", "kernel_size=2", "batch_size=10", "epochs=2", "accelerator=cpu"]
+EPOCH = r"epoch   \d/2, loss \S+, train \S+%, val \S+%, test \S+%, [\d,]+ examples/s, \d:\d\d:\d\d (left|in total)"
 
-def test_time_left_goes_by_the_steps_since_a_run_went_on_and_examples_by_training_alone(monkeypatch, capsys):
+
+def command(folder):
+    return [
+        sys.executable, "-m", "mrconv", "train", *SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}",
+        f"task_options={SIZES}",
+    ]  # fmt: skip
+
+
+def test_time_left_counts_steps_since_the_start_and_speed_excludes_validation(monkeypatch, capsys):
     clock = iter([0.0, 100.0, 100.0, 110.0, 150.0]).__next__
     monkeypatch.setattr(progress.time, "monotonic", clock)
     trainer = SimpleNamespace(
@@ -23,50 +37,56 @@ def test_time_left_goes_by_the_steps_since_a_run_went_on_and_examples_by_trainin
         state=SimpleNamespace(fn="fit"), callback_metrics={"train/loss": 1.0, "val/accuracy": 0.5}
     )  # fmt: skip
     module = SimpleNamespace(device=torch.device("cpu"))
-    lines = progress.EpochLines(SCORES["accuracy"])
-    lines.on_train_start(trainer, module)
-    lines.on_train_epoch_start(trainer, module)
-    lines.examples, trainer.global_step = 25, 20
-    lines.on_validation_start(trainer, module)
-    lines.on_validation_end(trainer, module)
-    told = "epoch   2/4, loss 1.0000, val 50.00%, 2 examples/s, 3:20 left\n"  # 25 in 10 s; 5 steps in 50 s, 20 to go
-    assert capsys.readouterr().out == told
+    callback = progress.EpochProgress(SCORES["accuracy"])
+    callback.on_train_start(trainer, module)
+    callback.on_train_epoch_start(trainer, module)
+    callback.examples, trainer.global_step = 25, 20
+    callback.on_validation_start(trainer, module)
+    callback.on_validation_end(trainer, module)
+    # 25 examples in 10 s; 5 steps in 50 s, and 20 steps are left
+    assert capsys.readouterr().out == "epoch   2/4, loss 1.0000, val 50.00%, 2 examples/s, 0:03:20 left\n"
 
 
-def test_preparing_is_shown_while_it_counts(monkeypatch, capsys):
-    monkeypatch.setattr(progress.time, "monotonic", iter([100.0, 110.0, 110.1, 120.0, 121.0]).__next__)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress.preparing("listops") as count:
-        for done in (10, 11, 20, 40):
-            count(done, 40)
-        first = "\r\x1b[Kpreparing listops: 10 of 40, 0:30 left"
-        assert capsys.readouterr().err == f"{first}\r\x1b[Kpreparing listops: 20 of 40, 0:20 left\r\x1b[K"
-    assert capsys.readouterr().err == ""
+def test_the_bar_is_shown_until_it_is_complete(monkeypatch, capsys):
+    monkeypatch.setattr(Console, "is_terminal", True)
+    with progress_bar("preparing listops") as update:
+        assert capsys.readouterr().err == ""
+        update(10, 40)
+        update(40, 40)
+        assert "preparing listops" in CONTROL.sub("", capsys.readouterr().err)
+        print("training", file=sys.stderr)
+    assert CONTROL.sub("", capsys.readouterr().err).strip() == "training"
 
 
-def test_on_a_terminal_one_line_is_written_over_and_epochs_have_whole_lines(tmp_path):
-    sizes = "{train_size: 40, val_size: 10, test_size: 10, min_length: 10, max_length: 60, length: 64}"
-    settings = ["d_model=8", "depth=2", "kernel_size=2", "batch_size=10", "epochs=2", "accelerator=cpu"]
-    where = [f"out={tmp_path}", f"data_dir={tmp_path / 'data'}", f"task_options={sizes}"]
+def test_a_terminal_shows_a_live_line_and_a_line_for_each_epoch(tmp_path):
     screen, inside = pty.openpty()
-    command = [sys.executable, "-m", "mrconv", "train", *settings, *where]
-    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen(command(tmp_path), stdin=inside, stdout=inside, stderr=inside, env=environment)
     os.close(inside)
-    shown = "".join(_read(screen))
-    assert process.wait() == 0, shown
-    live = r"\r\x1b\[Kepoch 1/2: 1/4, loss \d\.\d{4}, train \d+\.\d\d%, [\d,]+ examples/s, \d:\d\d left"
-    begun = re.search(live, shown)
-    assert begun, shown
-    assert "preparing" not in shown[begun.start() :]
-    whole = r"epoch   \d/2, loss \S+, train \S+%, val \S+%, test \S+%, [\d,]+ examples/s, \d:\d\d (left|in all)"
-    lines = [line.rpartition("\x1b[K")[2] for line in shown.splitlines()]
-    assert sum(re.fullmatch(whole, line) is not None for line in lines) == 2, shown
+    output = "".join(_read(screen))
+    assert process.wait() == 0, output
+    lines = CONTROL.sub("\n", output).splitlines()
+    live = r"epoch 1/2: 1/4, loss \d\.\d{4}, train \d+\.\d\d%, [\d,]+ examples/s, \d:\d\d:\d\d left"
+    first = next((i for i, line in enumerate(lines) if re.match(live, line)), None)
+    assert first is not None, output
+    assert not any("preparing" in line for line in lines[first:]), output
+    assert sum(re.fullmatch(EPOCH, line) is not None for line in lines) == 2, output
+
+
+def test_piped_output_has_one_plain_line_for_each_epoch(tmp_path):
+    environment = os.environ | {"FORCE_COLOR": ""}
+    process = subprocess.run(command(tmp_path), capture_output=True, text=True, check=True, env=environment)
+    assert "\x1b" not in process.stdout + process.stderr
+    assert "\r" not in process.stdout + process.stderr
+    lines = [line for line in process.stdout.splitlines() if line.startswith("epoch")]
+    assert len(lines) == 2
+    assert all(re.fullmatch(EPOCH, line) for line in lines)
 
 
 def _read(screen):
     while True:
         try:
             yield os.read(screen, 65536).decode()
-        except OSError:  # nothing has the terminal open any more
+        except OSError:  # no process has the terminal open
             os.close(screen)
             return

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError, Parser, command_errors
+from .parser import CommandError, Parser, command_errors, optional_imports
 
 
 def add(commands: Any) -> None:
@@ -72,9 +72,9 @@ def run_prepare(given: argparse.Namespace) -> None:
     with command_errors():
         task = make(given)
         if given.download:
-            with progress("downloading", bytes_=True) as count:
+            with _progress("downloading", "bytes") as count:
                 task.download(count)
-        with progress(f"preparing {task.name}") as count:
+        with _progress(f"preparing {task.name}") as count:
             data = task.prepare(count)
         print(tasks.show.summary(data))
         print(f"\nin {data.folder}")
@@ -85,7 +85,7 @@ def run_show(given: argparse.Namespace) -> None:
     from mrconv import tasks
 
     with command_errors():
-        with progress(f"preparing {given.task}") as count:
+        with _progress(f"preparing {given.task}") as count:
             data = make(given).prepare(count)
         name = given.split or next(iter(data.splits))
         if name not in data.splits:
@@ -142,17 +142,9 @@ def _option(text: str, defaults: dict[str, Any]) -> tuple[str, Any]:
         raise CommandError(f"option {name} takes {kind}; got {value!r}") from None
 
 
-@contextmanager
-def progress(what: str, bytes_: bool = False) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on standard error, on a terminal only."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-    except ImportError:
-        raise CommandError("`mrconv data` needs rich: pip install 'mrconv[data]'") from None
-    console = Console(stderr=True)
-    amount = DownloadColumn() if bytes_ else MofNCompleteColumn()
-    columns = ("{task.description}", BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
+def _progress(description: str, unit: str = "items") -> AbstractContextManager[Callable[[int, int | None], None]]:
+    """Return a progress bar."""
+    with optional_imports("`mrconv data`", "data"):
+        from mrconv._utils.progress_bar import progress_bar
+
+        return progress_bar(description, unit)

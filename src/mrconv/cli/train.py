@@ -93,13 +93,13 @@ def _job(experiment: Any, folder: Path) -> None:
     """Train one."""
     from safetensors import SafetensorError
 
+    from mrconv._utils.progress_bar import progress_bar
     from mrconv.training.loop import train
     from mrconv.training.module import NotFinite
-    from mrconv.training.progress import preparing
 
     _check_backend(experiment)
     try:
-        with _interruptible(folder), preparing(experiment.task) as count:
+        with _interruptible(folder), progress_bar(f"preparing {experiment.task}") as count:
             result = train(experiment, folder, count)
     except NotFinite as error:
         raise ValueError(str(error)) from error

@@ -33,7 +33,7 @@ from .datamodule import EVALUATED, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
 from .module import NotFinite, Training, build_model, cross_entropy, logits, worth_compiling
-from .progress import EpochLines
+from .progress import EpochProgress
 from .scores import SCORES
 
 MACHINE = {
@@ -52,6 +52,7 @@ def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet
         return dict(read_result(folder))
     pl.seed_everything(experiment.seed, workers=True, verbose=False)
     data = prepare(experiment, progress)
+    progress(1, 1)  # complete, whatever the task has reported
     module, model = TaskData(experiment, data), build_model(experiment, data)
     folder.mkdir(parents=True, exist_ok=True)
     with record.alone(folder):
@@ -65,7 +66,7 @@ def _train(folder: Path, module: TaskData, model: Model, quiet: bool) -> dict[st
     metric = SCORES[data.metric]
     watch = Checkpoints(folder, module, metric, experiment.checkpoint_minutes)
     watch.sound = checkpoint == folder / LAST
-    trainer = make_trainer(experiment, folder, [watch] if quiet else [watch, EpochLines(metric)])
+    trainer = make_trainer(experiment, folder, [watch] if quiet else [watch, EpochProgress(metric)])
     steps = module.steps_per_epoch(trainer.world_size)
     if steps == 0:
         raise ValueError(
