@@ -29,10 +29,10 @@ from mrconv import param_groups
 from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, timed
 from mrconv.tasks import Batch, Prepared
+from mrconv.training.composition import compose
 from mrconv.training.cuda_graphs import GraphedStep
 from mrconv.training.experiment import Experiment
 from mrconv.training.module import build_model, compile_blocks, logits
-from mrconv.training.presets import composed
 
 EXPERIMENTS = ("listops-base", "text-base", "image-base", "pathfinder-base")
 # size of the vocabulary (0 for real values), classes, length, training examples
@@ -140,7 +140,7 @@ def main() -> int:
     for name in arguments.experiments:
         for precision in arguments.precision:
             for compiled in (False, True) if arguments.compile else (False,):
-                row = measure(composed([f"experiment={name}"]), precision, compiled, arguments.rounds)
+                row = measure(compose([f"experiment={name}"]), precision, compiled, arguments.rounds)
                 results["rows"].append({"name": name, "precision": precision, "compiled": compiled, **row})
                 values = [row[key] for key in ("ms", "graph_ms", "epoch_s", "examples_per_s", "GiB")]
                 kind = precision + ("*" if compiled else "")

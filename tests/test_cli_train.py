@@ -1,4 +1,4 @@
-"""mrconv train, evaluate, reparameterize: as typed."""
+"""mrconv train, evaluate and reparameterize as commands."""
 
 import importlib.util
 import json
@@ -12,7 +12,8 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
 from safetensors import SafetensorError
 
 from mrconv.cli import main
@@ -32,9 +33,9 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("cli")
-    assert main(["train", *SETTINGS, f"out={place}", f"data_dir={place / 'data'}", "name=mini"]) == 0
-    return place
+    out = tmp_path_factory.mktemp("cli")
+    assert main(["train", *SETTINGS, f"out={out}", f"data_dir={out / 'data'}", "name=mini"]) == 0
+    return out
 
 
 def test_a_run_leaves_its_record(folder, capsys):
@@ -64,18 +65,18 @@ def test_evaluate_and_reparameterize(folder, capsys):
     assert capsys.readouterr().out == merged
 
 
-def test_a_model_merged_at_a_rate_has_a_folder_of_its_own(folder, capsys):
+def test_a_model_merged_at_a_rate_has_its_own_folder(folder, capsys):
     run = folder / "half-rate"
     shutil.copytree(folder / "mini-seed0", run)
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("\nrate: 1.0\n", "\nrate: 0.5\n"))  # --rate is relative to it
-    for options, place in (([], "merged"), (["--rate", "1"], "merged"), (["--rate", "0.5"], "merged-0.5")):
+    for options, name in (([], "merged"), (["--rate", "1"], "merged"), (["--rate", "0.5"], "merged-0.5")):
         assert main(["reparameterize", str(run), *options]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == str(run / place)
+        assert capsys.readouterr().out.splitlines()[-1] == str(run / name)
 
 
 @pytest.mark.parametrize("settings", [["devices=0"], ["devices=many"], ["accelerator=gpu"]])
-def test_devices_that_are_not_there_are_told_in_one_line(folder, capsys, settings, monkeypatch):
+def test_unavailable_devices_are_reported_in_one_line(folder, capsys, settings, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(SystemExit) as stop:
@@ -87,16 +88,16 @@ def test_devices_that_are_not_there_are_told_in_one_line(folder, capsys, setting
     assert error.count("\n") == 1
 
 
-def test_a_logger_that_is_not_installed_is_told_in_one_line(folder, capsys, monkeypatch):
+def test_a_missing_logger_is_reported_in_one_line(folder, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "wandb" else find(name, *a))
     with pytest.raises(SystemExit) as stop:
-        main(["train", *SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=watched", "wandb=mine"])
+        main(["train", *SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=logged", "wandb=mine"])
     assert stop.value.code == 2
     assert "wandb=mine needs wandb, which is not installed: pip install wandb" in capsys.readouterr().err
 
 
-def test_an_option_of_another_kind_is_told_when_evaluating(folder, capsys):
+def test_an_option_of_another_type_is_reported_when_evaluating(folder, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["evaluate", str(folder / "mini-seed0"), "task.length=abc"])
     assert stop.value.code == 2
@@ -106,11 +107,12 @@ def test_an_option_of_another_kind_is_told_when_evaluating(folder, capsys):
 def test_a_sweep_of_two(folder, capsys):
     settings = [*SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", "name=sweep", "seed=1,2"]
     assert main(["train", "-m", *settings]) == 0
-    results = [json.loads((folder / "sweep" / str(i) / "result.json").read_text()) for i in range(2)]
-    assert [result["seed"] for result in results] == [1, 2]
+    for seed in (1, 2):
+        result = json.loads((folder / f"sweep-seed{seed}" / "result.json").read_text())
+        assert (result["name"], result["seed"]) == ("sweep", seed)
 
 
-def test_other_data_is_scored_as_the_models_own(tmp_path, capsys, monkeypatch):
+def test_other_data_is_normalised_as_the_training_data(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw, y = np.random.default_rng(0), np.arange(200) % 2
     x = (draw.normal(size=(200, 12, 1)) + 2 * y[:, None, None]).astype(np.float32)
@@ -119,20 +121,20 @@ def test_other_data_is_scored_as_the_models_own(tmp_path, capsys, monkeypatch):
     np.savez("few.npz", x=x[few], y=y[few])
     np.savez("three.npz", x=x[:150], y=np.arange(150) % 3)
     np.savez("wide.npz", x=np.repeat(x, 2, 2), y=y)
-    settings = ["depth=1", "d_model=8", "epochs=4", "batch_size=8", "accelerator=cpu", "name=own", "data=./all.npz"]
+    settings = ["depth=1", "d_model=8", "epochs=4", "batch_size=8", "accelerator=cpu", "data=./all.npz"]
     assert main(["train", "task=folder", *settings]) == 0
-    run = "runs/own-seed0"
+    run = "runs/all-batch_size8-d_model8-depth1-epochs4-seed0"
     capsys.readouterr()
     assert main(["evaluate", run, "--device", "cpu", "data=few.npz"]) == 0
     scores = [float(line.split()[1].rstrip("%")) for line in capsys.readouterr().out.splitlines()]
     assert min(scores) > 90
-    for data, says in (
+    for data, message in (
         ("three", "classes of the data: 0, 1, 2; of the model in"),
         ("wide", "channels of the data: 2;"),
     ):
         with pytest.raises(SystemExit):
             main(["evaluate", run, "--device", "cpu", f"data={data}.npz"])
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_two_processes_give_the_curve_of_one(folder):
@@ -150,7 +152,7 @@ def test_two_processes_give_the_curve_of_one(folder):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_two_processes_stop_together_and_go_on(folder):
+def test_two_processes_stop_together_and_resume(folder):
     def start(name):
         where = [f"out={folder}", f"data_dir={folder / 'data'}", f"name={name}", "devices=2", "strategy=ddp"]
         command = [sys.executable, "-m", "mrconv", "train", *SETTINGS, *where, "batch_size=5", "epochs=30"]
@@ -159,11 +161,11 @@ def test_two_processes_stop_together_and_go_on(folder):
 
     stopped = start("stopped")
     assert stopped.stdout.readline().startswith("epoch ")
-    os.killpg(stopped.pid, signal.SIGTERM)  # a scheduler tells all of them
+    os.killpg(stopped.pid, signal.SIGTERM)  # a scheduler signals all of them
     error = stopped.communicate(timeout=100)[1]
     run = folder / "stopped-seed0"
     assert stopped.returncode == 143, error
-    assert f"stopped by SIGTERM; the same command goes on from {run / 'last.ckpt'}\n" in error
+    assert f"stopped by SIGTERM; the same command resumes from {run / 'last.ckpt'}\n" in error
     assert not (run / "result.json").exists()
     for process in (start("stopped"), start("unbroken")):
         error = process.communicate(timeout=200)[1]
@@ -171,7 +173,7 @@ def test_two_processes_stop_together_and_go_on(folder):
     assert (run / "metrics.csv").read_text() == (folder / "unbroken-seed0" / "metrics.csv").read_text()
 
 
-def test_a_run_is_interrupted_with_a_checkpoint_and_goes_on(folder):
+def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(folder):
     where = [f"out={folder}", f"data_dir={folder / 'data'}", "name=long", "epochs=1000"]
     command = [sys.executable, "-m", "mrconv", "train", *SETTINGS, *where]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
@@ -182,24 +184,35 @@ def test_a_run_is_interrupted_with_a_checkpoint_and_goes_on(folder):
         _, error = process.communicate(timeout=100)
         assert process.returncode == 130, error
         last = folder / "long-seed0" / "last.ckpt"
-        told = ["stopping after this step (Ctrl-C again: at once)", f"stopped; the same command goes on from {last}"]
-        assert [line for line in error.splitlines() if line.startswith("stop")] == told
+        messages = [
+            "stopping after this step (Ctrl-C again: at once)",
+            f"stopped; the same command resumes from {last}",
+        ]
+        assert [line for line in error.splitlines() if line.startswith("stop")] == messages
         assert "Traceback" not in error
 
 
-def test_an_interrupted_preparation_says_so(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_preparation_is_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("mrconv.training.loop.prepare", lambda *_: signal.raise_signal(signal.SIGINT))
     assert main(["train", *SETTINGS, f"out={tmp_path}"]) == 130
-    assert capsys.readouterr().err == "stopped; the same command begins again, as there is no checkpoint yet\n"
+    assert capsys.readouterr().err == "stopped; the same command starts again, as there is no checkpoint yet\n"
 
 
 def environment():
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def test_what_is_asked_for_can_be_seen_first(capsys):
+def test_experiments_are_listed_and_shown(capsys):
     assert main(["train", "--list"]) == 0
-    assert "listops-base" in capsys.readouterr().out.split()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    (listops,) = [line for line in lines if line.startswith("listops-base ")]
+    assert listops.split()[1:3] == ["dilated,", "fourier,"]
+    assert "demo" in lines
+    assert main(["train", "--show", "experiment=listops-base", "variant=ablation-dense"]) == 0
+    shown = capsys.readouterr().out
+    assert "name: listops-base-ablation-dense\n" in shown
+    assert "kernel_size: 2048\n" in shown
     assert main(["train", "--show", "experiment=image-base", "seed=7"]) == 0
     shown = capsys.readouterr().out
     assert "kernel: dilated\n" in shown
@@ -214,10 +227,10 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
     ("arguments", "message"),
     [
         (["train", "lrr=1"], "unknown key 'lrr'; did you mean 'lr'?"),
-        (["train", "experiment=listop-base"], "near it: listops-base"),
+        (["train", "experiment=listop-base"], "unknown experiment 'listop-base'; did you mean 'listops-base'?"),
         (["train", "--show", "mixer=s4e"], "s4e"),
         (["train", "task=text", "data_dir=/nowhere"], "text: none of aclImdb"),
-        (["train"], "what is to be trained? experiment=NAME"),
+        (["train"], "nothing to train: give experiment=NAME"),
         (["train", "task=folder"], "folder"),
         (["train", "task.length=abc"], "task.length must be a number; got 'abc'"),
         (["train", "task=smnist", "task.permuted=1"], "task.permuted must be true or false; got 1"),
@@ -227,7 +240,7 @@ def test_what_is_asked_for_can_be_seen_first(capsys):
         (["reparameterize", "/nowhere", "--rate", "0"], "argument --rate: must be positive; got 0.0"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_reported_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -252,14 +265,14 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, mon
         (["task=folder", "data=my data (1) [a]=b.npz"], "my data (1) [a]=b.npz"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(arguments, message, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_reported_before_anything_runs(arguments, message, capsys, tmp_path, monkeypatch):
     (tmp_path / "taken").touch()
     monkeypatch.setattr("mrconv.ops.backends.INTERPRETED", False)
-    test_mistakes_are_told_in_one_line(["train", *arguments], message, capsys, tmp_path, monkeypatch)
+    test_mistakes_are_reported_in_one_line(["train", *arguments], message, capsys, tmp_path, monkeypatch)
     assert not list(tmp_path.glob("runs/*/*"))
 
 
-def test_all_jobs_of_a_sweep_can_be_seen_first(capsys):
+def test_all_jobs_of_a_sweep_are_shown(capsys):
     assert main(["train", "--show", "-m", "experiment=image-base", "seed=1,2", "lr=0.1,0.2", "data='a,b'"]) == 0
     jobs = list(yaml.safe_load_all(capsys.readouterr().out))
     assert [(job["seed"], job["lr"], job["data"]) for job in jobs] == [
@@ -267,35 +280,37 @@ def test_all_jobs_of_a_sweep_can_be_seen_first(capsys):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_every_job_that_fails_is_named_and_fails(tmp_path, capfd, monkeypatch, apart):
-    plain = BasicLauncher.launch
+@pytest.mark.parametrize("in_other_process", [False, True])
+def test_every_failed_job_is_reported(tmp_path, capfd, monkeypatch, in_other_process):
+    (launcher,) = [cls for cls in Plugins.instance().discover(Launcher) if cls.__name__ == "BasicLauncher"]
+    launch_here = launcher.launch
 
     def launch(self, jobs, initial_job_idx):
         """Run the jobs in another process, as other launchers do."""
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        process = context.Process(target=lambda: theirs.send(plain(self, jobs, initial_job_idx)))
+        process = context.Process(target=lambda: theirs.send(launch_here(self, jobs, initial_job_idx)))
         process.start()
         returned = ours.recv()
         process.join()
         return returned
 
-    if apart:
-        monkeypatch.setattr(BasicLauncher, "launch", launch)
+    if in_other_process:
+        monkeypatch.setattr(launcher, "launch", launch)
     settings = ["task=smnist,text", "data_dir=/nowhere", "task_options={}", "name=bad", "seed=1,2"]
     with pytest.raises(SystemExit) as stop:
         main(["train", "-m", *settings, f"out={tmp_path}"])
     assert stop.value.code == 2
     error = capfd.readouterr().err
-    for number, task in enumerate(("smnist", "smnist", "text", "text")):
-        own = f"failed: {tmp_path / 'bad' / str(number)} (task={task} seed={1 + number % 2}): {task}: none of"
-        assert own in error
+    for task in ("smnist", "text"):
+        for seed in (1, 2):
+            folder = tmp_path / f"bad-task-{task}-seed{seed}"
+            assert f"failed: {folder} (task={task} seed={seed}): {task}: none of" in error
     assert "Traceback" not in error
     assert "the first: " in error.splitlines()[-1]
 
 
-def test_an_error_of_ours_is_shown_whole_and_named_in_a_sweep(tmp_path, capfd, monkeypatch):
+def test_an_unexpected_error_in_a_sweep_is_shown_with_its_traceback(tmp_path, capfd, monkeypatch):
     def broken(experiment, folder, progress):
         raise RuntimeError(f"seed {experiment.seed} is unlucky")
 
@@ -304,7 +319,7 @@ def test_an_error_of_ours_is_shown_whole_and_named_in_a_sweep(tmp_path, capfd, m
         main(["train", "-m", "seed=1,2", f"out={tmp_path}"])
     error = capfd.readouterr().err
     assert error.count("Traceback") == 2
-    assert f"failed: {tmp_path / 'run' / '1'} (seed=2): seed 2 is unlucky" in error
+    assert f"failed: {tmp_path / 'listops-seed2'} (seed=2): seed 2 is unlucky" in error
     with pytest.raises(RuntimeError, match="seed 3 is unlucky"):
         main(["train", "seed=3", f"out={tmp_path}"])
 
@@ -312,19 +327,19 @@ def test_an_error_of_ours_is_shown_whole_and_named_in_a_sweep(tmp_path, capfd, m
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (SafetensorError("No space left on device"), "run-seed0: the model cannot be written: No space left on device"),
+        (SafetensorError("No space left on device"), "listops-seed0: cannot write the model: No space left on device"),
         (NotFinite("the loss at step 5 is not finite"), "the loss at step 5 is not finite"),
-        (OSError(28, "No space left on device"), "run-seed0: No space left on device"),
+        (OSError(28, "No space left on device"), "listops-seed0: No space left on device"),
     ],
 )
-def test_what_stops_a_run_is_told_in_one_line(error, message, tmp_path, capsys, monkeypatch):
+def test_the_cause_of_a_stop_is_reported_in_one_line(error, message, tmp_path, capsys, monkeypatch):
     def stops(experiment, folder, progress):
         raise error
 
     monkeypatch.setattr("mrconv.training.loop.train", stops)
-    test_mistakes_are_told_in_one_line(["train", "task=listops"], message, capsys, tmp_path, monkeypatch)
+    test_mistakes_are_reported_in_one_line(["train", "task=listops"], message, capsys, tmp_path, monkeypatch)
 
 
 def test_settings_are_read_without_lightning():
-    code = "import sys; from mrconv.training import compose; compose.composed([]); print(*sys.modules)"
+    code = "import sys; from mrconv.training.composition import compose; compose([]); print(*sys.modules)"
     assert "pytorch_lightning" not in subprocess.check_output([sys.executable, "-c", code], text=True).split()

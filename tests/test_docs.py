@@ -90,10 +90,10 @@ def test_times_of_steps_on_the_page_are_those_recorded():
 
 
 def test_accuracies_on_the_page_are_those_of_the_papers_tables():
-    from mrconv.training.report import beside_peers
+    from mrconv.training.report import baseline_table
 
     page = (ROOT / "docs/peers.md").read_text().splitlines()
-    assert all(line in page for line in beside_peers([]).splitlines())
+    assert all(line in page for line in baseline_table([]).splitlines())
 
 
 def test_speeds_of_writing_on_the_page_are_those_recorded():

@@ -6,7 +6,7 @@ import torch
 from mrconv import MRConvBlock, SequenceClassifier, param_groups, reparameterize
 from mrconv.baselines import mixer_names
 from mrconv.training import loop as run
-from mrconv.training.presets import composed
+from mrconv.training.composition import compose
 
 from ..training.miniature import data, small
 
@@ -74,7 +74,7 @@ def test_mistakes_are_named(options, message):
 
 
 def test_an_experiment_swaps_the_mixer(tmp_path, monkeypatch):
-    experiment = composed(["experiment=listops-base", "mixer=s4d", "mixer.d_state=6"])
+    experiment = compose(["experiment=listops-base", "mixer=s4d", "mixer.d_state=6"])
     assert experiment.mixer_options == {"d_state": 6}
     tiny = data("listops")
     monkeypatch.setattr(run, "prepare", lambda *_: tiny)

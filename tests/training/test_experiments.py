@@ -1,4 +1,4 @@
-"""Every ready experiment: says all of its values, the paper's; builds, trains, stops, goes on, evaluates, merges."""
+"""Presets: complete, with the paper's values; each trains, resumes, evaluates and merges."""
 
 import dataclasses
 import json
@@ -11,14 +11,15 @@ from torch import nn
 
 from mrconv.training import loop as run
 from mrconv.training import paper_numbers as paper
+from mrconv.training.composition import compose, compose_sweep
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.module import Training, build_model
-from mrconv.training.presets import composed, experiment_names
+from mrconv.training.presets import experiment_names, find_preset, get_preset, preset_of_run, presets, variants
 
 from .miniature import data, small
 
-PICTURES = ("imagenet", "cifar")  # in test_vision.py
-NAMES = [name for name in experiment_names() if not name.startswith(PICTURES)]
+IMAGES = ("imagenet", "cifar")  # in test_vision.py
+PRESETS = [preset for preset in presets() if not preset.experiment.startswith(IMAGES)]
 LAYER = ["kernel", "kernel_size", "combine", "decay", "norm"]
 MODEL = ["depth", "d_model", "bidirectional", "block_norm", "prenorm", "dropout", "pool", "mask_padding", "momentum"]
 RECIPE = ["lr", "kernel_lr", "weight_decay", "batch_size", "epochs", "warmup_epochs", "clip", "ema", "seed"]
@@ -50,71 +51,74 @@ SILENT = {"pool": "mean", "mask_padding": False, "momentum": 0.1, "warmup_epochs
 SIZES = {
     "dilated": dict.fromkeys(("listops", "text", "retrieval"), 8),
     "fourier": {"image": 32, "scifar": 32},
-    "fourier+sparse": {"image": 32, "scifar": 32},
+    "fourier-sparse": {"image": 32, "scifar": 32},
 }
 ABLATIONS = {
-    "listops-ablation-dense": {"kernel": "dense", "kernel_size": 2048, "norm": "none"},
-    "listops-ablation-multires": {"kernel": "dense", "kernel_size": 1, "norm": "scale"},
-    "listops-ablation-fourier": {"kernel_size": 1, "norm": "scale"},
-    "listops-ablation-batchnorm": {"kernel_size": 1},
-    "listops-ablation-depth": {"kernel_size": 1, "depth": 16},
-    "image-ablation-dense": {"kernel": "dense", "kernel_size": 1024, "norm": "none"},
-    "image-ablation-multires": {"kernel": "dense", "kernel_size": 32, "norm": "scale"},
-    "image-ablation-fourier": {"kernel": "fourier", "kernel_size": 32, "norm": "scale"},
-    "image-ablation-batchnorm": {"kernel": "fourier", "kernel_size": 32},
-    "image-ablation-depth": {"kernel": "fourier", "kernel_size": 32, "depth": 12},
-    "pathx-ablation-sum": SUM,
-    "pathx-ablation-concat": {"decay": None, "norm": "scale"},
-    "pathx-ablation-decay": {},
-    "scifar-ablation-depth6": {"depth": 6},
-    "scifar-ablation-depth8": {"depth": 8},
-    "scifar-ablation-depth10": {},
+    "listops-base": {
+        "ablation-dense": {"kernel": "dense", "kernel_size": 2048, "norm": "none"},
+        "ablation-multires": {"kernel": "dense", "kernel_size": 1, "norm": "scale"},
+        "ablation-fourier": {"kernel_size": 1, "norm": "scale"},
+        "ablation-batchnorm": {"kernel_size": 1},
+        "ablation-depth": {"kernel_size": 1, "depth": 16},
+    },
+    "image-base": {
+        "ablation-dense": {"kernel": "dense", "kernel_size": 1024, "norm": "none"},
+        "ablation-multires": {"kernel": "dense", "kernel_size": 32, "norm": "scale"},
+        "ablation-fourier": {"kernel": "fourier", "kernel_size": 32, "norm": "scale"},
+        "ablation-batchnorm": {"kernel": "fourier", "kernel_size": 32},
+        "ablation-depth": {"kernel": "fourier", "kernel_size": 32, "depth": 12},
+    },
+    "pathx-base": {
+        "ablation-sum": SUM,
+        "ablation-concat": {"decay": None, "norm": "scale"},
+        "ablation-decay": {},
+    },
+    "scifar-base": {"ablation-depth6": {"depth": 6}, "ablation-depth8": {"depth": 8}, "ablation-depth10": {}},
 }
 
 
-def in_paper(name):
-    """Return the values that the paper gives an experiment, and ours where it is silent."""
-    task, size, kind = (*name.split("-"), "")[:3]
-    row = dict(zip(TABLE_KEYS, TABLES[f"{task}-{'large' if size == 'large' else 'base'}"], strict=True))
-    expected = {"task": task} | SILENT | (CONCAT if task == "pathx" else SUM) | row
-    if name in ABLATIONS:
-        return expected | ABLATIONS[name]
-    if kind == "scale":
+def in_paper(preset):
+    """Return the values that the paper prints for a preset, and ours where it prints none."""
+    task, variant = preset.experiment.split("-")[0], preset.variant
+    printed = dict(zip(TABLE_KEYS, TABLES[preset.experiment], strict=True))
+    expected = {"task": task} | SILENT | (CONCAT if task == "pathx" else SUM) | printed
+    if variant.startswith("ablation"):
+        return expected | ABLATIONS[preset.experiment][variant]
+    if variant == "scale":
         return expected | {"norm": "scale"}
-    if kind:
-        expected |= {"kernel": kind, "kernel_size": SIZES[kind].get(task, row["kernel_size"])}
-    return expected | ({"depth": 12} if name.startswith("image-large-fourier") else {})  # 7.7M parameters
+    if variant == "causal":
+        return expected | {"bidirectional": False}
+    if variant:
+        kernel = variant.replace("-", "+")
+        expected |= {"kernel": kernel, "kernel_size": SIZES[variant].get(task, printed["kernel_size"])}
+    return expected | ({"depth": 12} if preset.name.startswith("image-large-fourier") else {})  # 7.7M parameters
 
 
-def read(name):
-    return yaml.safe_load((resources.files("mrconv.configs") / "experiment" / f"{name}.yaml").read_text())
+@pytest.mark.parametrize("preset", [each for each in PRESETS if each.experiment in TABLES], ids=lambda each: each.name)
+def test_a_preset_has_the_papers_values(preset):
+    expected, values = in_paper(preset), preset.values()
+    assert {key: values[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if re.search("-(base|large|ablation)", name)])
-def test_an_experiment_has_the_papers_values(name):
-    expected, written = in_paper(name), read(name)
-    assert {key: written[key] for key in expected} == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypatch):
-    written = read(name)
-    own = LAYER if written.get("mixer", "mrconv") == "mrconv" else ["mixer_options"]
-    assert {"name", "task", *own, *MODEL, *RECIPE} <= set(written)
-    experiment = composed([f"experiment={name}"])
-    assert {key: getattr(experiment, key) for key in written} == written
-    assert experiment.name == name
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda each: each.name)
+def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
+    values = preset.values()
+    keys = LAYER if values.get("mixer", "mrconv") == "mrconv" else ["mixer_options"]
+    assert {"name", "task", *keys, *MODEL, *RECIPE} <= set(values)
+    experiment = compose([f"experiment={preset.experiment}", f"variant={preset.variant or 'null'}"])
+    assert {key: getattr(experiment, key) for key in values} == values
+    assert experiment.name == preset.name
 
     tiny = data(experiment.task)
     monkeypatch.setattr(run, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
-    plain, steps = Training.training_step, []
+    training_step, steps = Training.training_step, []
 
     def stops(self, batch, index):
         steps.append(self.global_step)
         if steps == [0, 1, 2]:
             raise RuntimeError("the power is out")
-        return plain(self, batch, index)
+        return training_step(self, batch, index)
 
     monkeypatch.setattr(Training, "training_step", stops)
     with pytest.raises(RuntimeError, match="the power is out"):
@@ -129,8 +133,8 @@ def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypat
     assert merge(tmp_path / "run")[1] < 1e-4
 
 
-def test_a_peer_is_evaluated_at_another_rate(tmp_path, monkeypatch):
-    experiment, tiny, rates = composed(["experiment=speech-base", "mixer=s4d"]), data("speech"), []
+def test_a_baseline_is_evaluated_at_another_rate(tmp_path, monkeypatch):
+    experiment, tiny, rates = compose(["experiment=speech-base", "mixer=s4d"]), data("speech"), []
     monkeypatch.setattr(run, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
     run.train(small(experiment), tmp_path / "run", quiet=True)
@@ -141,23 +145,89 @@ def test_a_peer_is_evaluated_at_another_rate(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "count"), [("listops-s4", 815_186), ("listops-liquid-s4", 333_322)])
-def test_peers_have_the_published_sizes(name, count):
+def test_baselines_have_the_published_sizes(name, count):
     like = dataclasses.replace(data("listops"), length=2048, classes=tuple("0123456789"))
-    assert sum(p.numel() for p in build_model(composed([f"experiment={name}"]), like).parameters()) == count
+    assert sum(p.numel() for p in build_model(compose([f"experiment={name}"]), like).parameters()) == count
 
 
-def test_the_tables_of_the_paper_are_all_there():
-    assert (len(TABLES), len(ABLATIONS)) == (14, 16)
-    kinds = [f"{name}-{kernel}" for name in TABLES for kernel in SIZES]
-    assert {*TABLES, *ABLATIONS, *kinds} <= set(NAMES)
-    assert all(paper.published(name) for name in (*TABLES, *ABLATIONS))
+def test_the_tables_of_the_paper_are_complete():
+    assert (len(TABLES), sum(map(len, ABLATIONS.values()))) == (14, 16)
+    names = [f"{name}-{kernel}" for name in TABLES for kernel in SIZES]
+    names += [f"{name}-{variant}" for name, steps in ABLATIONS.items() for variant in steps]
+    assert {*TABLES, *names} <= {preset.name for preset in PRESETS}
+    assert all(paper.published(name) for name in (*TABLES, *names))
+
+
+def test_every_experiment_has_its_variants():
+    kernels = ["dilated", "fourier", "fourier-sparse"]
+    for name in experiment_names():
+        expected = list(ABLATIONS.get(name, {}))
+        if name in TABLES or name.startswith("imagenet"):
+            expected += kernels
+        if name in TABLES and name.endswith("-base") and name != "pathx-base":
+            expected.append("scale")
+        if name == "speech-base":
+            expected.append("causal")
+        assert sorted(variants(name)) == sorted(expected), name
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", preset.name) for preset in presets())
+    assert set(variants("speech-base")["causal"]) == {"bidirectional", "task_options"}
+
+
+def test_no_two_experiments_differ_only_in_name():
+    files = [get_preset(name).values() | {"name": ""} for name in experiment_names()]
+    assert all(files.count(values) == 1 for values in files)
+
+
+@pytest.mark.parametrize(
+    ("former", "current"),
+    [
+        ("listops-base-fourier+sparse", "listops-base-fourier-sparse"),
+        ("listops-ablation-dense", "listops-base-ablation-dense"),
+        ("scifar-ablation-depth6", "scifar-base-ablation-depth6"),
+        ("speech-causal", "speech-base-causal"),
+        ("imagenet-tiny-fourier+sparse", "imagenet-tiny-fourier-sparse"),
+        ("image-large-fourier", "image-large-fourier"),
+    ],
+)
+def test_former_names_of_experiments_are_accepted(former, current):
+    assert find_preset(former).name == current
+    assert compose([f"experiment={former}"]) == compose([f"experiment={current}"])
+    assert paper.published(former) == paper.published(current)
+
+
+def test_a_sweep_over_variants_has_one_job_for_each():
+    jobs = compose_sweep(["experiment=listops-base,image-base", "variant=null,dilated,fourier+sparse", "seed=0,1"])
+    suffixes = ("", "-dilated", "-fourier-sparse")
+    names = [f"{task}-base{suffix}" for task in ("listops", "image") for suffix in suffixes for _ in range(2)]
+    assert [job.name for job in jobs] == names
+    assert [job.seed for job in jobs] == 6 * [0, 1]
+
+
+def test_a_run_belongs_to_the_preset_its_name_begins_with():
+    assert preset_of_run("listops-base-fourier-lr1e-05", "listops") == get_preset("listops-base", "fourier")
+    assert preset_of_run("listops-base-s4d", "listops") == get_preset("listops-base")
+    assert preset_of_run("listops-s4d", "listops") == get_preset("listops-s4d")
+    assert preset_of_run("listops-base", "image") is None
+    assert preset_of_run("mine", "listops") is None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (["lrr=1"], "unknown key 'lrr'; did you mean 'lr'?"),
-        (["experiment=listop-base"], "there is no experiment 'listop-base'; near it: listops-base"),
+        (["experiment=listop-base"], "unknown experiment 'listop-base'; did you mean 'listops-base'?"),
+        (["experiment=mine"], "unknown experiment 'mine'; `mrconv train --list` prints all"),
+        (
+            ["experiment=listops-base", "variant=scales"],
+            "unknown variant 'scales' of listops-base; did you mean 'scale'?",
+        ),
+        (
+            ["experiment=listops-s4", "variant=scale"],
+            "unknown variant 'scale' of listops-s4; listops-s4 has no variants",
+        ),
+        (["experiment=listops-base-dilated", "variant=scale"], "write experiment=listops-base variant=scale"),
+        (["variant=scale"], "variant needs experiment=NAME; `mrconv train --list` prints the variants of each"),
+        (["experiment=demo", "experiment=demo"], "experiment is set twice; a sweep over several is written -m"),
         (["lr=fast"], "lr: Value 'fast' of type 'str' could not be converted to Float"),
         (["epochs=2.5"], "epochs: Value '2.5' of type 'float' could not be converted to Integer"),
         (["lr"], "settings are written KEY=VALUE; got 'lr'"),
@@ -184,19 +254,19 @@ def test_the_tables_of_the_paper_are_all_there():
 )
 def test_bad_keys_and_values_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        composed(settings)
+        compose(settings)
 
 
 @pytest.mark.parametrize("name", ["listops-base", "text-base", "listops-s5", "speech-s5"])
 def test_momentum_reaches_every_batch_norm(name):
-    experiment = composed([f"experiment={name}", "momentum=0.03"])
+    experiment = compose([f"experiment={name}", "momentum=0.03"])
     norms = [m for m in build_model(experiment, data(experiment.task)).modules() if isinstance(m, nn.BatchNorm1d)]
     assert len(norms) >= experiment.depth + experiment.prenorm
     assert {norm.momentum for norm in norms} == {0.03}
 
 
 def test_options_of_a_task_are_set_by_name():
-    experiment = composed(["experiment=listops-base", "task.train_size=10", "task.rate=0.5", "task_options={seed: 3}"])
+    experiment = compose(["experiment=listops-base", "task.train_size=10", "task.rate=0.5", "task_options={seed: 3}"])
     assert experiment.task_options == {"train_size": 10, "seed": 3}
     assert experiment.rate == 0.5
 

@@ -11,9 +11,8 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from mrconv import LanguageModel
 from mrconv.cli import main
 from mrconv.tasks.window_loader import IGNORED
-from mrconv.training import Experiment
+from mrconv.training import Experiment, report, result_files
 from mrconv.training import loop as run
-from mrconv.training import report as results
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.figures import learning_curves
 from mrconv.training.module import Scores, Training, build_model, cross_entropy
@@ -128,7 +127,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, text, tmp_path,
 
 def test_results_and_figures_tell_the_unit(trained, capsys):
     folder, result = trained
-    (line,) = results.lines(results.collect([folder]))
+    (line,) = report.lines(result_files.collect([folder]))
     assert line["test"] == f"{result['bits']['test']:.3f} bits"
     assert (line["paper"], line["notes"]) == ("–", "–")
     learning_curves(folder, folder / "curves.png")
@@ -148,7 +147,7 @@ def test_results_and_figures_tell_the_unit(trained, capsys):
 def test_results_that_cannot_be_are_named(trained, tmp_path, change, says):
     (tmp_path / "result.json").write_text(json.dumps(trained[1] | change))
     with pytest.raises(ValueError, match=r"result\.json") as error:
-        results.collect([tmp_path])
+        result_files.collect([tmp_path])
     assert says in str(error.value)
 
 

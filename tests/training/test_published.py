@@ -1,34 +1,37 @@
-"""What is published in results/ is whole, and docs/results.md shows it."""
+"""The records in results/ are complete, and docs/results.md shows them."""
 
 import csv
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mrconv.hub import MODEL, model_folder, saved_model
-from mrconv.training import report as results
+from mrconv.training import Experiment
 from mrconv.training.loop import read_run
+from mrconv.training.report import markdown
+from mrconv.training.result_files import collect, read
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted((ROOT / "results").glob("*/result.json"))
 
 
-def test_the_page_shows_what_was_recorded():
+def test_the_page_shows_the_records():
     assert PUBLISHED
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert results.markdown(results.collect([ROOT / "results"])) in page
+    assert markdown(collect([ROOT / "results"])) in page
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
-def test_a_published_run_is_whole(path):
-    folder, result = path.parent, results.read(path)
+def test_a_published_run_is_complete(path):
+    folder, result = path.parent, read(path)
     assert folder.name == f"{result['name']}-seed{result['seed']}"
-    assert dataclasses.asdict(read_run(folder)) == result["config"]
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == result["config"]
+    assert read_run(folder) == Experiment.make(result["config"])
     assert json.loads((folder / "environment.json").read_text()).items() >= result["environment"].items()
     with (folder / "metrics.csv").open() as file:
-        epochs = [int(row["epoch"]) for row in csv.DictReader(file)]
+        epochs = [int(line["epoch"]) for line in csv.DictReader(file)]
     assert epochs == list(range(1, result["epochs_done"] + 1))
     assert result["partial"] or result["epochs_done"] == result["epochs"]
     if (folder / MODEL).exists():

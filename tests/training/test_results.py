@@ -7,8 +7,9 @@ import pytest
 from mrconv.cli import results as command
 from mrconv.cli.parser import CommandError, Parser
 from mrconv.training import paper_numbers as paper
-from mrconv.training import report as results
-from mrconv.training.presets import composed
+from mrconv.training import report
+from mrconv.training.composition import compose
+from mrconv.training.result_files import collect
 
 
 def result(name="listops-base", seed=0, test=0.62, **other):
@@ -32,19 +33,19 @@ def result(name="listops-base", seed=0, test=0.62, **other):
 
 def ran(name, *settings, test=0.62):
     """Return the result of a run with all of its config."""
-    config = dataclasses.asdict(composed([f"experiment={name}", *settings]))
+    config = dataclasses.asdict(compose([f"experiment={name}", *settings]))
     return result(config["name"], config["seed"], test, task=config["task"], epochs=config["epochs"], config=config)
 
 
-def record(folder, found, metrics=None):
+def record(folder, content, metrics=None):
     folder.mkdir(parents=True)
-    (folder / "result.json").write_text(json.dumps(found))
+    (folder / "result.json").write_text(json.dumps(content))
     if metrics is not None:
         (folder / "metrics.csv").write_text(metrics)
 
 
-def only_line(rows):
-    (line,) = results.lines(rows)
+def only_line(results):
+    (line,) = report.lines(results)
     return line
 
 
@@ -53,52 +54,52 @@ def only_line(rows):
     [
         ("base", "dilated", 78.40),
         ("base", "fourier", 87.42),
-        ("base", "fourier+sparse", 79.56),
+        ("base", "fourier-sparse", 79.56),
         ("large", "dilated", 79.19),
         ("large", "fourier", 87.84),
-        ("large", "fourier+sparse", 79.70),
+        ("large", "fourier-sparse", 79.70),
         ("base", "", 87.81),
         ("large", "", 88.20),
     ],
 )
-def test_the_papers_rows_have_its_averages(size, kernel, average):
+def test_accuracies_have_the_papers_averages(size, kernel, average):
     names = [f"{task}-{size}-{kernel}".rstrip("-") for task in paper.LRA]
-    found = [paper.ACCURACIES[name] or 50.0 for name in names]  # it counts a cross as 50
-    assert statistics.mean(found) == pytest.approx(average, abs=0.0051)
+    accuracies = [paper.ACCURACIES[name] or 50.0 for name in names]  # it counts a cross as 50
+    assert statistics.mean(accuracies) == pytest.approx(average, abs=0.0051)
 
 
-def test_every_published_name_has_a_peer():
+def test_every_published_name_has_a_best_baseline():
     for name in paper.ACCURACIES:
-        known = paper.published(name)
-        assert known.peer
-        assert 50 < known.peer_accuracy < 100
+        published = paper.published(name)
+        assert published.baseline
+        assert 50 < published.baseline_accuracy < 100
     assert paper.published("listops-base") == paper.Published(62.40, "MEGA", 63.14)
     assert paper.published("pathx-base-dilated").accuracy is None
     assert paper.published("my-run") is None
 
 
-def test_results_are_found_at_any_depth_and_a_copy_counts_once(tmp_path):
+def test_results_are_collected_at_any_depth_and_copies_once(tmp_path):
     record(tmp_path / "runs" / "b" / "1", result(seed=1))
     record(tmp_path / "runs" / "a", result(seed=0))
     record(tmp_path / "results" / "copy", result(seed=0))
-    rows = results.collect([tmp_path / "results", tmp_path / "runs", tmp_path / "runs" / "a"])
-    assert [row["seed"] for row in rows] == [0, 1]
-    assert rows[0]["path"] == tmp_path / "results" / "copy" / "result.json"
+    runs = collect([tmp_path / "results", tmp_path / "runs", tmp_path / "runs" / "a"])
+    assert [each["seed"] for each in runs] == [0, 1]
+    assert runs[0]["path"] == tmp_path / "results" / "copy" / "result.json"
 
 
 def test_seeds_are_joined_to_mean_and_standard_deviation():
-    rows = [result(seed=0, test=0.61), result(seed=1, test=0.62, seconds=60), result(seed=2, test=0.63)]
-    line = only_line(rows)
+    runs = [result(seed=0, test=0.61), result(seed=1, test=0.62, seconds=60), result(seed=2, test=0.63)]
+    line = only_line(runs)
     assert line["seeds"] == "0, 1, 2"
     assert line["test"] == line["merged"] == "62.00 ± 1.00"
     assert line["difference"] == "−0.40"
     assert line["time"] == "0:01:00 to 1:02:05"
 
 
-def test_a_run_stands_beside_the_paper():
+def test_a_run_is_compared_with_the_paper():
     line = only_line([result()])
     assert line["test"] == "62.00"
-    assert (line["paper"], line["difference"], line["peer"]) == ("62.40", "−0.40", "MEGA 63.14")
+    assert (line["paper"], line["difference"], line["baseline"]) == ("62.40", "−0.40", "MEGA 63.14")
     assert (line["parameters"], line["epochs"], line["time"]) == ("331,786", "40", "1:02:05")
     assert (line["hardware"], line["revision"], line["notes"]) == ("NVIDIA H200", "2916deb872+", "–")
 
@@ -107,26 +108,26 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_joined():
     other = result(seed=1)
     other["config"] = other["config"] | {"epochs": 20}
     again = result(seed=0, test=0.60)
-    assert len(results.lines([result(seed=0), other, again])) == 3
+    assert len(report.lines([result(seed=0), other, again])) == 3
 
 
-def test_partial_runs_stay_alone_and_say_how_far_they_came(tmp_path):
+def test_partial_runs_have_their_own_line_with_the_epochs_done(tmp_path):
     record(tmp_path / "a", result(seed=0, partial=True), "epoch,step\n1,10\n12,120\n")
     record(tmp_path / "b", result(seed=1, partial=True))
     record(tmp_path / "c", result(seed=2))
-    lines = results.lines(results.collect([tmp_path]))
+    lines = report.lines(collect([tmp_path]))
     assert [line["epochs"] for line in lines] == ["12 of 40", "? of 40", "40"]
     assert [line["notes"] for line in lines] == ["partial", "partial", "–"]
 
 
-def test_what_no_record_holds_is_a_dash():
-    found = result(name="my-run", accuracy={}, merged_accuracy={}, environment={"revision": None})
-    line = only_line([found])
-    for column in ("test", "merged", "paper", "difference", "peer", "hardware", "revision"):
+def test_missing_values_are_a_dash():
+    unknown = result(name="my-run", accuracy={}, merged_accuracy={}, environment={"revision": None})
+    line = only_line([unknown])
+    for column in ("test", "merged", "paper", "difference", "baseline", "hardware", "revision"):
         assert line[column] == "–"
 
 
-def test_without_a_test_split_validation_is_told_and_noted():
+def test_without_a_test_split_validation_is_reported_and_noted():
     scores = {"accuracy": {"val": 0.811}, "merged_accuracy": {"val": 0.812}}
     line = only_line([ran("imagenet-tiny-fourier") | scores])
     assert (line["test"], line["merged"], line["paper"], line["difference"]) == ("81.10", "81.20", "82.10", "−1.00")
@@ -143,9 +144,9 @@ def test_chance_in_the_paper_gives_no_difference():
     assert (line["paper"], line["difference"]) == ("chance", "–")
 
 
-def test_notes_tell_what_is_not_as_in_the_paper():
-    found = ran("text-base", "limit_train=5", "limit_eval=2", "rate=0.5", "epochs=3")
-    assert results.notes(found | {"watched": "test/accuracy", "examples": {"train": 60}}) == [
+def test_notes_list_what_differs_from_the_paper():
+    changed = ran("text-base", "limit_train=5", "limit_eval=2", "rate=0.5", "epochs=3")
+    assert report.notes(changed | {"watched": "test/accuracy", "examples": {"train": 60}}) == [
         "5 batches an epoch",
         "2 batches evaluated",
         "trained at rate 0.5",
@@ -160,26 +161,26 @@ def test_notes_tell_what_is_not_as_in_the_paper():
     [
         (["lr=0.01", "depth=16"], "depth=16, lr=0.01"),
         (["kernel=dense", "norm=null", "bucket=false"], "kernel=dense, norm=null, bucket=false"),
-        (["lr=1", "depth=2", "d_model=8", "dropout=0", "clip=1", "ema=0.5"], "depth=2, d_model=8, dropout=0.0, lr=1.0"),
+        (["lr=1", "depth=2", "d_model=8", "dropout=0", "clip=1", "ema=0.5"], "dropout=0.0, d_model=8, depth=2, lr=1.0"),
         (["task.train_size=200"], "task.train_size=200"),
         (["mixer=s4d", "mixer.d_state=8", "kernel_size=1"], "mixer=s4d, kernel_size=1, mixer.d_state=8"),
     ],
 )
 def test_a_changed_experiment_is_noted_and_not_compared(settings, note):
-    found = ran("listops-base", *settings)
-    assert only_line([found])["notes"].removesuffix(" and 2 more") == note
-    assert only_line([found])["difference"] == "–"
-    assert ", here" not in results.beside_peers([found])
+    changed = ran("listops-base", *settings)
+    assert only_line([changed])["notes"].removesuffix(" and 2 more") == note
+    assert only_line([changed])["difference"] == "–"
+    assert ", here" not in report.baseline_table([changed])
 
 
-def test_a_changed_peer_is_noted():
-    assert results.notes(ran("listops-mega", "epochs=30", "mixer.d_ema=2")) == [
+def test_a_changed_baseline_is_noted():
+    assert report.notes(ran("listops-mega", "epochs=30", "mixer.d_ema=2")) == [
         "30 epochs instead of 60",
         "mixer.d_ema=2",
     ]
 
 
-def test_the_machine_is_no_change():
+def test_keys_of_the_machine_are_no_change():
     machine = ["precision=float32", "pad=max", "graphs=false", "compile=true", "data_dir=elsewhere", "out=there"]
     line = only_line([ran("listops-base"), ran("listops-base", "seed=1", *machine)])
     assert (line["seeds"], line["notes"], line["difference"]) == ("0, 1", "–", "−0.40")
@@ -187,48 +188,62 @@ def test_the_machine_is_no_change():
 
 @pytest.mark.parametrize("setting", ["limit_train=5", "limit_eval=2", "rate=0.5"])
 def test_a_reduced_run_is_not_compared(setting):
-    found = ran("listops-base", setting)
-    assert only_line([found])["difference"] == "–"
-    assert ", here" not in results.beside_peers([found])
+    changed = ran("listops-base", setting)
+    assert only_line([changed])["difference"] == "–"
+    assert ", here" not in report.baseline_table([changed])
 
 
-def test_the_runs_of_a_sweep_are_lines_of_their_own():
-    rows = [ran("listops-base", f"lr={lr}", f"seed={seed}") for lr in (0.003, 0.01) for seed in (0, 1)]
-    assert [(line["seeds"], line["notes"]) for line in results.lines(rows)] == [("0, 1", "–"), ("0, 1", "lr=0.01")]
+def test_each_setting_of_a_sweep_has_a_line():
+    runs = [ran("listops-base", f"lr={lr}", f"seed={seed}") for lr in (0.003, 0.01) for seed in (0, 1)]
+    assert [(line["seeds"], line["notes"]) for line in report.lines(runs)] == [("0, 1", "–"), ("0, 1", "lr=0.01")]
 
 
-def test_beside_peers_stands_the_mean_of_unchanged_runs():
-    rows = [ran("listops-base", f"seed={seed}", test=test) for seed, test in ((0, 0.61), (1, 0.63), (1, 0.62))]
-    rows += [ran("listops-base", "lr=0.01", test=0.9), ran("listops-base", test=0.9) | {"partial": True}]
-    (here,) = [line for line in results.beside_peers(rows).splitlines() if ", here" in line]
+def test_the_table_of_baselines_has_the_mean_of_unchanged_runs():
+    runs = [ran("listops-base", f"seed={seed}", test=test) for seed, test in ((0, 0.61), (1, 0.63), (1, 0.62))]
+    runs += [ran("listops-base", "lr=0.01", test=0.9), ran("listops-base", test=0.9) | {"partial": True}]
+    (here,) = [line for line in report.baseline_table(runs).splitlines() if ", here" in line]
     assert here.startswith("| MRConv, base, here | 62.00 ± 1.00 |")
 
 
+def test_a_line_is_named_after_what_differs():
+    """Also for records from before runs were named so, which join later ones of the same settings."""
+    new = ran("listops-base", "lr=0.01", "seed=1")
+    old = ran("listops-base", "lr=0.01")
+    old["name"] = old["config"]["name"] = "listops-base"
+    line = only_line([old, new])
+    assert (line["run"], line["seeds"], line["notes"]) == ("listops-base-lr0.01", "0, 1", "lr=0.01")
+    former = result(name="listops-ablation-dense") | {"config": {}}
+    assert only_line([former])["run"] == "listops-base-ablation-dense"
+    assert only_line([former])["paper"] == "49.25"
+    other = only_line([ran("listops-base", "mixer=s4d")])
+    assert (other["run"], other["paper"]) == ("listops-base-s4d", "–")
+
+
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "is not JSON"),
         ("[]", "must contain a JSON object"),
-        ("{}", "has no 'name'"),
+        ("{}", "key 'name' is missing"),
         (json.dumps(result(epochs="40")), "'epochs' cannot be \"40\""),
         (json.dumps(result(test=62.0)), "'accuracy' of test must be from 0 to 1; got 62.0"),
         (json.dumps(result(test=float("nan"))), "'accuracy' of test must be from 0 to 1; got NaN"),
     ],
 )
-def test_bad_files_are_named(tmp_path, text, says):
+def test_bad_files_are_named(tmp_path, text, message):
     record(tmp_path / "good", result())
     record(tmp_path / "bad", None)
     (tmp_path / "bad" / "result.json").write_text(text)
     with pytest.raises(ValueError, match=r"bad.result\.json") as error:
-        results.collect([tmp_path])
-    assert says in str(error.value)
+        collect([tmp_path])
+    assert message in str(error.value)
 
 
 def test_markdown_has_every_column_of_every_line():
-    rows = [result(), result(name="my|run")]
-    lines = results.markdown(rows).splitlines()
+    runs = [result(), result(name="my|run")]
+    lines = report.markdown(runs).splitlines()
     assert len(lines) == 4
-    assert {line.replace("\\|", "").count("|") for line in lines} == {len(results.COLUMNS) + 1}
+    assert {line.replace("\\|", "").count("|") for line in lines} == {len(report.COLUMNS) + 1}
     assert "| listops-base | listops | 0 | 62.00 | 62.00 | 62.40 | −0.40 | MEGA 63.14 | 331,786 |" in lines[2]
 
 
@@ -239,7 +254,7 @@ def call(*argv):
     given.run(given)
 
 
-def test_the_command_looks_through_results_and_runs(tmp_path, monkeypatch, capsys):
+def test_the_command_searches_results_and_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match="no results or runs folder here"):
         call()
@@ -247,30 +262,30 @@ def test_the_command_looks_through_results_and_runs(tmp_path, monkeypatch, capsy
     with pytest.raises(CommandError, match=r"no result\.json under runs"):
         call()
     record(tmp_path / "runs" / "a", result())
-    call("--markdown", tmp_path / "docs" / "results.md")
+    call("--markdown", tmp_path / "docs" / "report.md")
     out = capsys.readouterr().out.splitlines()
     assert out[0].split()[:2] == ["run", "seeds"]
     assert out[1].startswith("listops-base  0")
-    assert (tmp_path / "docs" / "results.md").read_text() == results.markdown([result()])
+    assert (tmp_path / "docs" / "report.md").read_text() == report.markdown([result()])
 
 
-def test_the_command_tells_what_is_wrong(tmp_path):
-    with pytest.raises(CommandError, match=r"not there: .*nowhere"):
+def test_the_command_reports_what_is_wrong(tmp_path):
+    with pytest.raises(CommandError, match=r"no such file or folder: .*nowhere"):
         call(tmp_path / "nowhere")
     record(tmp_path / "runs", result())
     with pytest.raises(CommandError, match="argument --markdown: cannot write"):
-        call(tmp_path, "--markdown", "/dev/null/results.md")
+        call(tmp_path, "--markdown", "/dev/null/report.md")
 
 
-def test_peers_stand_beside_the_paper(tmp_path):
+def test_baselines_are_compared_with_the_paper(tmp_path):
     line = only_line([result(name="listops-s4", epochs=40)])
     assert (line["paper"], line["difference"], line["notes"]) == ("59.60", "+2.40", "–")
-    rows = [result(name="listops-s4"), result(name="listops-base"), result(name="listops-large", partial=True)]
-    record(tmp_path / "runs" / "a", rows[0])
-    record(tmp_path / "runs" / "b", rows[1])
-    record(tmp_path / "runs" / "c", rows[2])
-    call(tmp_path / "runs", "--peers", tmp_path / "peers.md")
-    table = (tmp_path / "peers.md").read_text().splitlines()
+    runs = [result(name="listops-s4"), result(name="listops-base"), result(name="listops-large", partial=True)]
+    record(tmp_path / "runs" / "a", runs[0])
+    record(tmp_path / "runs" / "b", runs[1])
+    record(tmp_path / "runs" / "c", runs[2])
+    call(tmp_path / "runs", "--baselines", tmp_path / "baselines.md")
+    table = (tmp_path / "baselines.md").read_text().splitlines()
     here = [line for line in table if ", here" in line]
     assert [line.split(" | ")[:2] for line in here] == [["| S4-LegS, here", "62.00"], ["| MRConv, base, here", "62.00"]]
     assert "| S5 | 62.15 | 89.31 | 91.40 | 88.00 | 95.33 | 98.58 | 90.10 | 96.52 | 94.53 |" in table
@@ -278,8 +293,8 @@ def test_peers_stand_beside_the_paper(tmp_path):
     assert "| MRConv, large | 62.45 | 89.42 | 91.48 | 90.55 | 96.64 | 98.65 | – | – | – |" in table
 
 
-def test_the_best_peers_are_those_quoted():
+def test_the_best_baselines_are_among_those_quoted():
     for i, task in enumerate(paper.TASKS):
-        name, accuracy = paper.PEERS[task]
-        column = {peer: row[i] for peer, (_, row) in paper.QUOTED.items()}
+        name, accuracy = paper.BEST_BASELINES[task]
+        column = {model: values[i] for model, (_, values) in paper.BASELINES.items()}
         assert column[name] == accuracy == max(value for value in column.values() if value is not None)

@@ -1,12 +1,10 @@
 """Training on pictures: what is done to them, the ready experiments, an epoch on generated files."""
 
 import random
-from importlib import resources
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from torch.nn import functional as F
 
@@ -19,13 +17,14 @@ from mrconv.training import Experiment
 from mrconv.training import image_augmentation as augment
 from mrconv.training import loop as run
 from mrconv.training import paper_numbers as paper
+from mrconv.training.composition import compose
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.module import build_model
-from mrconv.training.presets import composed, experiment_names
+from mrconv.training.presets import presets
 
 from ..conftest import relative
 
-NAMES = [name for name in experiment_names() if name.startswith(("imagenet", "cifar"))]
+PRESETS = [preset for preset in presets() if preset.experiment.startswith(("imagenet", "cifar"))]
 KEYS = ["name", "task", "mixer", "kernel", "norm", "momentum", "patch_size", "depths", "dims", "kernel_sizes"]
 KEYS += ["drop_path", "layer_scale", "dropout", "lr", "kernel_lr", "weight_decay", "batch_size", "epochs"]
 KEYS += ["warmup_epochs", "clip", "ema", "label_smoothing", "randaugment", "crop", "flip", "erasing", "mixup", "cutmix"]
@@ -52,12 +51,12 @@ def small(experiment, **changes):
     return Experiment(**(vars(experiment) | reduced | changes))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypatch):
-    written = yaml.safe_load((resources.files("mrconv.configs") / "experiment" / f"{name}.yaml").read_text())
-    assert set(KEYS) <= set(written)
-    experiment = composed([f"experiment={name}"])
-    assert {key: getattr(experiment, key) for key in written} == written
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
+    values = preset.values()
+    assert set(KEYS) <= set(values)
+    experiment = compose([f"experiment={preset.name}"])
+    assert {key: getattr(experiment, key) for key in values} == values
     tiny = pictures()
     monkeypatch.setattr(run, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
@@ -69,16 +68,16 @@ def test_an_experiment_says_all_of_its_values_and_runs(name, tmp_path, monkeypat
 
 def test_the_papers_models_are_all_there():
     for size, count in (("tiny", 30_365_224), ("small", 53_485_864), ("base", 92_941_032)):
-        experiment = composed([f"experiment=imagenet-{size}-fourier"])
+        experiment = compose([f"experiment=imagenet-{size}-fourier"])
         data = Prepared("imagenet", "image", tuple(map(str, range(1000))), 224**2, {}, channels=3, facts={"size": 224})
         with torch.device("meta"):
             assert sum(p.numel() for p in build_model(experiment, data).parameters()) == count
         assert experiment.batch_size * experiment.devices == 4096
-        assert paper.published(f"imagenet-{size}-fourier+sparse").accuracy > 82
+        assert paper.published(f"imagenet-{size}").accuracy > 82
 
 
 def test_both_models_on_cifar_are_of_one_size_and_one_recipe():
-    ours, other = (composed([f"experiment=cifar-{name}"]) for name in ("mrconvnext", "convnext"))
+    ours, other = (compose([f"experiment=cifar-{name}"]) for name in ("mrconvnext", "convnext"))
     apart = {key for key, value in vars(ours).items() if vars(other)[key] != value}
     assert apart == {"name", "mixer", "kernel_sizes"}
     sizes = [sum(p.numel() for p in build_model(each, pictures()).parameters()) for each in (ours, other)]
@@ -96,7 +95,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_draws(tmp_path, monkeypatc
     tiny = pictures()
     monkeypatch.setattr(run, "prepare", lambda *_: tiny)
     recipe = {"crop": 4, "flip": True, "erasing": 0.5, "mixup": 0.8, "cutmix": 1.0, "drop_path": 0.3, "limit_train": 0}
-    experiment = small(composed(["experiment=cifar-mrconvnext"]), **recipe, epochs=2)
+    experiment = small(compose(["experiment=cifar-mrconvnext"]), **recipe, epochs=2)
     whole = run.train(experiment, tmp_path / "whole", quiet=True)
 
     stop = run.Checkpoints.on_validation_end
@@ -127,7 +126,7 @@ def files(folder):
 
 def test_one_epoch_on_generated_files(tmp_path):
     files(tmp_path)
-    experiment = small(composed(["experiment=imagenet-tiny-fourier+sparse"]), limit_train=0)
+    experiment = small(compose(["experiment=imagenet-tiny"]), limit_train=0)
     experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
     result = run.train(experiment, tmp_path / "run", quiet=True)
     assert result["examples"] == {"train": 16, "val": 16}
@@ -137,7 +136,7 @@ def test_one_epoch_on_generated_files(tmp_path):
 
 def test_a_run_is_scored_at_another_size(tmp_path):
     files(tmp_path)
-    experiment = small(composed(["experiment=imagenet-tiny-fourier"]), limit_train=0)
+    experiment = small(compose(["experiment=imagenet-tiny-fourier"]), limit_train=0)
     experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
     run.train(experiment, tmp_path / "run", quiet=True)
     merged, branches = (

@@ -1,4 +1,4 @@
-"""mrconv evaluate, finish and reparameterize: what a trained model scores, its record, and its merged form."""
+"""mrconv evaluate, finish and reparameterize: score, record and merge a trained model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from .parser import CommandError, add_device, command_errors, usable_device
 
 def add(commands: Any) -> None:
     """Add all parsers."""
-    about = "score a run's model, at the rate it was trained at or another"
+    about = "score a run's model, at its sampling rate or another"
     parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + ".")
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
         "settings", nargs="*", metavar="KEY=VALUE", help="task.rate=0.5, data_dir=..., batch_size=..., ..."
     )
-    parser.add_argument("--branches", action="store_true", help="the model as trained; default: merged")
+    parser.add_argument(
+        "--branches", action="store_true", help="score the model as trained, with its branches; default: merged"
+    )
     add_device(parser)
     parser.set_defaults(run=evaluate)
-    about = "end a run where it stands: score and merge its best weights and record it, as partial if it is"
-    more = " `mrconv train` can still go on with it."
+    about = "end a run before its last epoch: score, merge and record its best weights, marked as partial"
+    more = " `mrconv train` can still resume it."
     parser = commands.add_parser("finish", help=about, description=about.capitalize() + "." + more)
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.set_defaults(run=finish)
-    about = "merge a run's model into one kernel per layer, and check that it computes the same"
+    about = "merge a run's model into one kernel per layer, and compare its logits with the unmerged model's"
     parser = commands.add_parser("reparameterize", help=about, description=about.capitalize() + ".")
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--rate", type=float, help="the sampling rate to merge at, relative to that of training")
+    parser.add_argument("--rate", type=float, help="sampling rate to merge at, relative to that of training")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/merged, at a rate RUN/merged-RATE")
     parser.set_defaults(run=reparameterize)
 
@@ -41,26 +43,26 @@ def evaluate(given: argparse.Namespace) -> None:
         from mrconv.training.loop import read_run
         from mrconv.training.scores import SCORES
 
-        found = evaluation.evaluate(
+        scores = evaluation.evaluate(
             given.folder, given.settings, merged=not given.branches, device=usable_device(given.device)
         )
         metric = SCORES[task_class(read_run(given.folder).task).metric]
-    for split, value in found.items():
+    for split, value in scores.items():
         print(f"{split:5s} {metric.text(value)}")
 
 
 def finish(given: argparse.Namespace) -> None:
-    """Score, merge, record."""
-    from .train import tell
+    """Score, merge and record a run's best weights."""
+    from .train import print_result
 
     with command_errors():
         from mrconv.training.loop import end
 
-        tell(end(given.folder), given.folder)
+        print_result(end(given.folder), given.folder)
 
 
 def reparameterize(given: argparse.Namespace) -> None:
-    """Merge, check, save."""
+    """Merge a run's model, compare the two and save it."""
     if given.rate is not None and given.rate <= 0:
         raise CommandError(f"argument --rate: must be positive; got {given.rate}")
     with command_errors():

@@ -1,4 +1,4 @@
-"""mrconv train: one command for a trained, evaluated, merged model and the record of how it was made."""
+"""mrconv train: train a model, evaluate it, merge it and record the run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +15,19 @@ from typing import Any
 
 from .parser import CommandError, Parser
 
-ABOUT = """Train a model, evaluate it, merge it and record how it was made, in OUT/NAME-seedSEED (of a sweep, in
-OUT/NAME/0, 1, ...). Started again, a run goes on from its last checkpoint."""
+ABOUT = """Train a model, evaluate it, merge it and record the run in OUT/NAME-seedSEED. NAME is the experiment's,
+followed by its variant and the settings that differ from it, for example listops-base-dilated-lr0.01. The same command
+resumes an interrupted run from its last checkpoint."""
 MORE = """
 examples:
   mrconv train experiment=listops-base
+  mrconv train experiment=listops-base variant=ablation-dense
   mrconv train experiment=image-base seed=1 precision=bfloat16
-  mrconv train -m experiment=listops-base seed=1,2,3
+  mrconv train -m experiment=listops-base variant=dilated,fourier,fourier-sparse seed=1,2,3
   mrconv train task=folder data=recordings/ depth=4 d_model=64 epochs=20
 
-`mrconv train --list` prints the experiments, `mrconv train --keys` every key with its default and meaning.
+`mrconv train --list` prints the experiments and their variants, `mrconv train --keys` every key with its default and
+meaning.
 """
 
 
@@ -37,25 +41,28 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "settings", nargs="*", metavar="KEY=VALUE", help="experiment=NAME first, then what differs from it"
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="experiment=NAME, variant=NAME, and settings that differ from it",
     )
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="a sweep: KEY=VALUE,VALUE,... runs all combinations"
     )
-    parser.add_argument("--list", action="store_true", help="print the ready experiments and leave")
+    parser.add_argument("--list", action="store_true", help="print the experiments with their variants, and exit")
     parser.add_argument("--keys", action="store_true", help="print every key with its default and meaning, and exit")
-    parser.add_argument("--show", action="store_true", help="print the experiment as it would run and leave")
+    parser.add_argument("--show", action="store_true", help="print every value of the experiment, and exit")
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> None:
     """Check the settings, then train."""
     try:
-        from mrconv.training import presets as compose
+        from mrconv.training import composition
     except ImportError as error:
         raise CommandError(f"training needs {error.name}: pip install 'mrconv[train]'") from None
     if given.list:
-        print("\n".join(compose.experiment_names()))
+        print(_presets())
         return
     if given.keys:
         from mrconv.training.experiment import describe_keys
@@ -67,16 +74,35 @@ def run(given: argparse.Namespace) -> None:
         if sweeps and not given.multirun:
             raise CommandError(f"{sweeps[0]} is a sweep: add -m")
         if not given.settings and not given.show:
-            raise CommandError("what is to be trained? experiment=NAME (--list names them), or task=NAME and settings")
-        experiments = compose.composed_all(given.settings) if given.multirun else [compose.composed(given.settings)]
+            raise CommandError("nothing to train: give experiment=NAME (--list prints them), or task=NAME and settings")
+        if given.multirun:
+            experiments = composition.compose_sweep(given.settings)
+        else:
+            experiments = [composition.compose(given.settings)]
+        for out in {experiment.out for experiment in experiments}:
+            if Path(out).exists() and not Path(out).is_dir():
+                raise CommandError(f"out={out}: Not a directory")
         if given.show:
             _print(experiments)
         else:
-            compose.launch(given.settings, given.multirun, _job)
-    except compose.JobFailed as error:
-        raise CommandError(f"jobs failed, each told where it ran; the first: {error}") from error
-    except compose.FAILURES as error:
+            composition.launch(given.settings, given.multirun, _job)
+    except composition.JobFailed as error:
+        raise CommandError(f"jobs of the sweep failed, see above; the first: {error}") from error
+    except composition.FAILURES as error:
         raise CommandError(str(error)) from error
+
+
+def _presets() -> str:
+    """Return a table of all experiments with their variants."""
+    from mrconv.training.presets import experiment_names, variants
+
+    names = experiment_names()
+    width = 2 + max(map(len, names))
+    lines = [f"{'experiment':{width}}variants"]
+    for name in names:
+        listed = textwrap.wrap(", ".join(variants(name)), 118 - width, break_on_hyphens=False)
+        lines += [f"{'' if i else name:{width}}{text}".rstrip() for i, text in enumerate(listed or [""])]
+    return "\n".join(lines)
 
 
 def _print(experiments: Sequence[Any]) -> None:
@@ -85,12 +111,12 @@ def _print(experiments: Sequence[Any]) -> None:
     import yaml
 
     if not experiments:
-        raise CommandError("argument --show: the jobs of this sweep are chosen by its sweeper while it runs")
+        raise CommandError("argument --show: the sweeper of this sweep chooses its jobs while it runs")
     print(yaml.safe_dump_all(map(dataclasses.asdict, experiments), sort_keys=False), end="")
 
 
 def _job(experiment: Any, folder: Path) -> None:
-    """Train one."""
+    """Train one experiment in its folder."""
     from safetensors import SafetensorError
 
     from mrconv._utils.progress_bar import progress_bar
@@ -104,73 +130,73 @@ def _job(experiment: Any, folder: Path) -> None:
     except NotFinite as error:
         raise ValueError(str(error)) from error
     except SafetensorError as error:
-        raise OSError(f"{folder}: the model cannot be written: {error}") from error
+        raise OSError(f"{folder}: cannot write the model: {error}") from error
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
         raise OSError(f"{folder}: {error.strerror}") from error
     if result:
-        tell(result, folder)
+        print_result(result, folder)
 
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """Have Ctrl-C stop a run as a scheduler does, after a step and with a checkpoint; a second one stops at once."""
+    """Have Ctrl-C stop a run after the current step, with a checkpoint, as SIGTERM does; a second one stops at once."""
     from mrconv.training.checkpoints import LAST
     from mrconv.training.rundir import first_process
 
-    asked = False
+    interrupted = False
 
-    def ask(*_: Any) -> None:
-        nonlocal asked
-        asked = True
+    def interrupt(*_: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if not callable(signal.getsignal(signal.SIGTERM)):  # there is no training yet, or no more
+        if not callable(signal.getsignal(signal.SIGTERM)):  # training has not started, or has ended
             raise KeyboardInterrupt
-        os.write(2, b"\nstopping after this step (Ctrl-C again: at once)\n")  # print may be interrupted by itself
+        os.write(2, b"\nstopping after this step (Ctrl-C again: at once)\n")  # print is not reentrant
         os.kill(os.getpid(), signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as stop:
         last = folder / LAST
-        where = f"goes on from {last}" if last.exists() else "begins again, as there is no checkpoint yet"
-        if asked:
-            told = KeyboardInterrupt(f"stopped; the same command {where}")
-            raise told if first_process() else SystemExit(130) from None
+        next_start = f"resumes from {last}" if last.exists() else "starts again, as there is no checkpoint yet"
+        if interrupted:
+            message = KeyboardInterrupt(f"stopped; the same command {next_start}")
+            raise message if first_process() else SystemExit(130) from None
         if stop.args == (143,) and first_process():
-            print(f"stopped by SIGTERM; the same command {where}", file=sys.stderr)
+            print(f"stopped by SIGTERM; the same command {next_start}", file=sys.stderr)
         raise
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def _check_backend(experiment: Any) -> None:
-    """Refuse Triton where it cannot run."""
+    """Reject backend=triton where Triton cannot run."""
     import torch
 
     from mrconv.ops.backends import triton_unavailable
 
-    place = "cuda" if experiment.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
-    if experiment.backend == "triton" and (why_not := triton_unavailable(torch.empty(0, device=place))):
+    device = "cuda" if experiment.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    if experiment.backend == "triton" and (why_not := triton_unavailable(torch.empty(0, device=device))):
         raise ValueError(f"backend=triton cannot run here: {why_not}")
 
 
-def tell(result: dict[str, Any], folder: Path) -> None:
-    """Print a run's result."""
-    from mrconv.training import paper_numbers as paper
+def print_result(result: dict[str, Any], folder: Path) -> None:
+    """Print a run's result beside the paper's."""
+    from mrconv.training.paper_numbers import published_for_run
     from mrconv.training.scores import SCORES
 
     metric = SCORES[result.get("metric", "accuracy")]
     split = "test" if "test" in result[metric.name] else "val"
     score, merged = (metric.text(result[key][split]) for key in (metric.name, f"merged_{metric.name}"))
-    done = f" of {result['epochs_done']} done, of {result['epochs']}" if result["partial"] else ""
+    done = f" ({result['epochs_done']} of {result['epochs']} epochs done)" if result["partial"] else ""
     print(f"\n{result['name']}: {split} {score}, merged {merged}, best epoch {result['best_epoch']}{done}")
-    known = paper.published(result["name"])
-    if known is not None and known.accuracy is not None:
-        print(f"the paper: {known.accuracy:.2f} %; best peer: {known.peer}, {known.peer_accuracy:.2f} %")
+    paper = published_for_run(result)
+    if paper is not None and paper.accuracy is not None:
+        print(f"the paper: {paper.accuracy:.2f} %; best baseline: {paper.baseline}, {paper.baseline_accuracy:.2f} %")
     print(f"in {folder}: result.json, metrics.csv, model/, merged/, figures/")

@@ -17,10 +17,10 @@ from mrconv.mixers import Mixer
 from mrconv.tasks import Prepared
 from mrconv.tasks.preprocessing import Preprocessor, load_preprocessor
 
+from .composition import compose, hydra_overrides
 from .datamodule import prepare
 from .experiment import Experiment
 from .loop import check_options, read_run, score
-from .presets import composed, spelled_out
 from .scores import SCORES
 
 CHANGEABLE = {
@@ -32,8 +32,8 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     """Return the experiment with some values changed, KEY=VALUE as on the command line."""
     if not settings:
         return experiment
-    typed = composed(settings)  # also checks them
-    names = {text.partition("=")[0].lstrip("+").split(".")[0] for text in spelled_out(settings)}
+    typed = compose(settings)  # also checks them
+    names = {text.partition("=")[0].lstrip("+").split(".")[0] for text in hydra_overrides(settings)}
     fixed = sorted(names - CHANGEABLE)
     if fixed:
         raise ValueError(f"{fixed[0]} cannot be changed when evaluating; {', '.join(sorted(CHANGEABLE))} can")

@@ -21,7 +21,7 @@ from mrconv._utils.colours import COLOURS
 from mrconv.hub import MODEL, read_json, saved_model
 
 from .kernel_maps import kernel_maps
-from .paper_numbers import published
+from .paper_numbers import published_for_run
 from .scores import SCORES
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -129,7 +129,7 @@ def _marks(
             "linestyle": "none",
         }
         (shown[label],) = axes.plot([epoch], [best], marker="o", label=label, clip_on=False, zorder=5, **ring)
-    paper = published(result.get("name", ""))
+    paper = published_for_run(result)
     if paper is not None and paper.accuracy is not None:
         label = f"paper, test: {paper.accuracy:.2f}"
         shown[label] = axes.axhline(paper.accuracy, color="0.45", linestyle="--", linewidth=1.2, label=label)

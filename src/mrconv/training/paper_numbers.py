@@ -1,25 +1,25 @@
-"""The paper's numbers: test accuracy in percent, by the name of the experiment.
-
-"listops-base" is the model of the paper's hyperparameter tables, "listops-base-dilated" the same task and size with
-another kernel, "listops-ablation-dense" a row of an ablation.
-"""
+"""The paper's test accuracies in percent, by the name of the preset: an experiment, or EXPERIMENT-VARIANT."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from .presets import Preset, find_preset, preset_of_run
 
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper reports: MRConv's test accuracy (None: no better than guessing) and the best other model's."""
+    """The accuracy in the paper (None: chance level) and the best baseline on the same task."""
 
     accuracy: float | None
-    peer: str
-    peer_accuracy: float
+    baseline: str
+    baseline_accuracy: float
 
 
-# The best model other than MRConv in any table of the paper, quadratic attention (MEGA) among them.
-PEERS = {
+# The best model other than MRConv in any table of the paper, including quadratic attention (MEGA).
+BEST_BASELINES = {
     "listops": ("MEGA", 63.14),
     "text": ("SPADE-Chunk", 90.69),
     "retrieval": ("S5", 91.40),
@@ -37,9 +37,9 @@ PEERS = {
 LRA = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 TASKS = (*LRA, "scifar", "speech", "speech-8khz")
 
-# What the paper quotes of other models, in the order of TASKS; None where it prints a cross or nothing. With the name
-# of the mixer here, "" if there is none.
-QUOTED: dict[str, tuple[str, tuple[float | None, ...]]] = {
+# Baselines that the paper quotes: the name of the mixer in this project ("" if it has none) and the accuracies in the
+# order of TASKS, None where the paper prints a cross or nothing.
+BASELINES: dict[str, tuple[str, tuple[float | None, ...]]] = {
     "Transformer": ("attention", (36.37, 64.27, 57.46, 42.44, 71.40, None, 62.2, None, None)),
     "Transformer + SPT": ("", (59.15, 88.81, 90.38, 76.00, 88.49, 88.05, None, None, None)),
     "MEGA": ("mega", (63.14, 90.43, 91.25, 90.44, 96.01, 97.98, None, None, None)),
@@ -57,87 +57,110 @@ QUOTED: dict[str, tuple[str, tuple[float | None, ...]]] = {
     "MultiresNet": ("multiresconv", (None, None, None, None, None, None, 93.15, None, None)),
 }
 
-# Rows of the LRA table by size and kernel, in the order of LRA; None where it prints a cross.
+# MRConv in the LRA table by size and kernel, in the order of LRA; None where it prints a cross.
 KERNELS: dict[tuple[str, str], tuple[float | None, ...]] = {
     ("base", "dilated"): (60.90, 86.38, 88.30, 90.37, 94.42, None),
     ("base", "fourier"): (62.40, 89.26, 91.44, 88.55, 95.03, 97.82),  # Path-X: 97.83 in its ablation
-    ("base", "fourier+sparse"): (62.10, 89.26, 91.35, 89.07, 95.55, None),
+    ("base", "fourier-sparse"): (62.10, 89.26, 91.35, 89.07, 95.55, None),
     ("large", "dilated"): (61.25, 88.36, 89.78, 90.55, 95.22, None),
     ("large", "fourier"): (62.45, 89.40, 91.48, 89.30, 95.75, 98.65),
-    ("large", "fourier+sparse"): (61.65, 89.42, 91.35, 89.15, 96.64, None),
+    ("large", "fourier-sparse"): (61.65, 89.42, 91.35, 89.15, 96.64, None),
 }
 
 # The kernel of each model in the hyperparameter tables, in the order of LRA. The averages of these are 87.81 (base;
 # 87.77 in the table of speeds) and 88.20 (large) in print.
 CHOSEN = {
-    "base": ("fourier", "fourier", "fourier", "dilated", "fourier+sparse", "fourier"),
-    "large": ("fourier", "fourier+sparse", "fourier", "dilated", "fourier+sparse", "fourier"),
+    "base": ("fourier", "fourier", "fourier", "dilated", "fourier-sparse", "fourier"),
+    "large": ("fourier", "fourier-sparse", "fourier", "dilated", "fourier-sparse", "fourier"),
 }
 
-ACCURACIES: dict[str, float | None] = {
-    "scifar-base": 94.26,
-    "scifar-base-dilated": 94.26,
-    "scifar-base-fourier": 92.67,
-    "scifar-base-fourier+sparse": 92.40,
-    "speech-base": 96.82,
-    "speech-base-dilated": 96.47,
-    "speech-base-fourier": 96.82,
-    "speech-base-fourier+sparse": 95.21,
-    "speech-8khz": 95.05,  # speech-base, tested without further training
-    # Each step is on top of the one before. "depth" is the row "2x Depth", the same numbers as large, fourier.
-    "listops-ablation-dense": 49.25,
-    "listops-ablation-multires": 53.15,
-    "listops-ablation-fourier": 57.05,
-    "listops-ablation-batchnorm": 62.40,
-    "listops-ablation-depth": 62.45,
-    "image-ablation-dense": 82.90,
-    "image-ablation-multires": 86.65,
-    "image-ablation-fourier": 86.19,
-    "image-ablation-batchnorm": 88.55,
-    "image-ablation-depth": 89.30,
-    "pathx-ablation-sum": 50.00,
-    "pathx-ablation-concat": 96.19,
-    "pathx-ablation-decay": 97.83,  # 97.82 in the LRA table
-    "scifar-ablation-depth6": 93.57,
-    "scifar-ablation-depth8": 94.03,
-    "scifar-ablation-depth10": 94.26,
-    "imagenet-tiny-fourier": 82.1,
-    "imagenet-tiny-fourier+sparse": 82.2,
-    "imagenet-small-fourier": 83.3,
-    "imagenet-small-fourier+sparse": 83.4,
-    "imagenet-base-fourier": 83.8,
-    "imagenet-base-fourier+sparse": 83.9,
+# The other tables, by experiment and variant ("" for the experiment itself).
+OTHERS: dict[str, dict[str, float]] = {
+    # Each step of an ablation adds to the one before it; "ablation-depth" repeats the numbers of large, fourier.
+    "listops-base": {
+        "ablation-dense": 49.25,
+        "ablation-multires": 53.15,
+        "ablation-fourier": 57.05,
+        "ablation-batchnorm": 62.40,
+        "ablation-depth": 62.45,
+    },
+    "image-base": {
+        "ablation-dense": 82.90,
+        "ablation-multires": 86.65,
+        "ablation-fourier": 86.19,
+        "ablation-batchnorm": 88.55,
+        "ablation-depth": 89.30,
+    },
+    "pathx-base": {"ablation-sum": 50.00, "ablation-concat": 96.19, "ablation-decay": 97.83},  # 97.82 in the LRA table
+    "scifar-base": {
+        "": 94.26,
+        "dilated": 94.26,
+        "fourier": 92.67,
+        "fourier-sparse": 92.40,
+        "ablation-depth6": 93.57,
+        "ablation-depth8": 94.03,
+        "ablation-depth10": 94.26,
+    },
+    "speech-base": {"": 96.82, "dilated": 96.47, "fourier": 96.82, "fourier-sparse": 95.21},
+    "speech-8khz": {"": 95.05},  # speech-base, tested at half the rate without further training
+    "imagenet-tiny": {"": 82.2, "fourier": 82.1, "fourier-sparse": 82.2},
+    "imagenet-small": {"": 83.4, "fourier": 83.3, "fourier-sparse": 83.4},
+    "imagenet-base": {"": 83.9, "fourier": 83.8, "fourier-sparse": 83.9},
 }
-for (_size, _kernel), _row in KERNELS.items():
-    for _task, _accuracy, _chosen in zip(LRA, _row, CHOSEN[_size], strict=True):
-        ACCURACIES[f"{_task}-{_size}-{_kernel}"] = _accuracy
-        if _kernel == _chosen:
-            ACCURACIES[f"{_task}-{_size}"] = _accuracy
 
 
-PEER_ACCURACIES = {
+def _accuracies() -> dict[str, float | None]:
+    """Return the accuracy of MRConv by the name of the preset."""
+    accuracies: dict[str, float | None] = {
+        Preset(experiment, variant).name: accuracy
+        for experiment, table in OTHERS.items()
+        for variant, accuracy in table.items()
+    }
+    for (size, kernel), values in KERNELS.items():
+        for task, accuracy, chosen in zip(LRA, values, CHOSEN[size], strict=True):
+            accuracies[f"{task}-{size}-{kernel}"] = accuracy
+            if kernel == chosen:
+                accuracies[f"{task}-{size}"] = accuracy
+    return accuracies
+
+
+ACCURACIES = _accuracies()
+BASELINE_ACCURACIES = {
     f"{task}-{mixer}": accuracy
-    for mixer, row in QUOTED.values()
-    for task, accuracy in zip(TASKS, row, strict=True)
+    for mixer, values in BASELINES.values()
+    for task, accuracy in zip(TASKS, values, strict=True)
     if mixer and accuracy is not None and task != "speech-8khz"
 }
 
 
 def published(name: str) -> Published | None:
-    """Return what the paper reports for an experiment, a peer's too; None if it reports nothing under that name."""
-    known = ACCURACIES | PEER_ACCURACIES
-    if name not in known:
+    """Return what the paper reports for a preset, or for a baseline by TASK-MIXER; None if it reports nothing."""
+    preset = find_preset(name)
+    name = preset.name if preset else name
+    accuracies = ACCURACIES | BASELINE_ACCURACIES
+    if name not in accuracies:
         return None
-    task = next(key for key in (name, name.rpartition("-")[0], name.split("-")[0]) if key in PEERS)
-    return Published(known[name], *PEERS[task])
+    words = name.split("-")
+    task = next(key for key in ("-".join(words[:2]), words[0]) if key in BEST_BASELINES)
+    return Published(accuracies[name], *BEST_BASELINES[task])
 
 
-def of_mrconv(size: str) -> tuple[float | None, ...]:
+def published_for_run(result: Mapping[str, Any]) -> Published | None:
+    """Return what the paper reports for the preset that a recorded run starts from; None if it has another mixer."""
+    name, task = result.get("name", ""), result.get("task", "")
+    preset = preset_of_run(name, task)
+    if preset is None:
+        return published(name) if name.split("-")[0] == task else None
+    mixer = preset.values().get("mixer", "mrconv")
+    return published(preset.name) if result.get("config", {}).get("mixer", mixer) == mixer else None
+
+
+def mrconv_accuracies(size: str) -> tuple[float | None, ...]:
     """Return the paper's accuracies of MRConv, "base" or "large", in the order of TASKS."""
     return tuple(ACCURACIES.get(task if task in ACCURACIES and size == "base" else f"{task}-{size}") for task in TASKS)
 
 
-# Training examples in print. Path-X has no count of its own, and that of Speech Commands is of another split.
+# Training examples as printed. The paper has no number for Path-X, and that of Speech Commands is of another split.
 EXAMPLES = {
     "listops": 96_000,
     "text": 25_000,

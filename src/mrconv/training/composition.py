@@ -1,0 +1,229 @@
+"""Composition of experiments from command lines, and their launch, with Hydra."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mrconv.mixers import mixer_class
+from mrconv.tasks import DataError
+
+from .experiment import Experiment, check_key
+from .presets import CONFIGS, get_preset, presets, variants
+from .run_names import run_name
+
+CONFIG = "train"
+GROUPS = ["callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper"]
+OTHER_KEYS = ("experiment", "variant", "sweep", "hydra", *(f"hydra/{name}" for name in GROUPS))
+"""Keys of the command line besides those of `Experiment`."""
+
+
+def _register() -> None:
+    """Give Hydra the schema, every variant as a config that extends its experiment, and the names of runs."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Experiment)
+    for preset in presets():
+        if preset.variant:
+            changes = variants(preset.experiment)[preset.variant]
+            node = {"defaults": [preset.experiment, "_self_"], "name": preset.name, **changes}
+            store.store(group="experiment", name=preset.name, node=OmegaConf.create(node), package="_global_")
+    OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
+
+
+def _resolve_run_name(*swept: str, _root_: DictConfig) -> str:
+    keys = [key for key in _root_ if key != "hydra"]
+    return run_name(OmegaConf.to_container(OmegaConf.masked_copy(_root_, keys), resolve=True), swept)  # type: ignore[arg-type]
+
+
+_register()
+
+
+def check_settings(settings: Sequence[str]) -> None:
+    """Reject what is not KEY=VALUE and unknown keys; suggest the closest key."""
+    for text in settings:
+        key, sign, _ = text.partition("=")
+        if not sign:
+            raise ValueError(f"settings are written KEY=VALUE; got {text!r}")
+        check_key(key.lstrip("+~").split("@")[0].split(".")[0], OTHER_KEYS)
+
+
+def hydra_overrides(settings: Sequence[str]) -> list[str]:
+    """Return the settings in Hydra's grammar.
+
+    task.rate becomes rate, task.KEY and mixer.KEY become options of the task and the mixer, and experiment= with
+    variant= becomes experiment= with the name of the preset. Values that Hydra cannot parse are quoted.
+    """
+    overrides = []
+    for text in _select_presets(settings):
+        if text.startswith("task."):
+            key = text.removeprefix("task.")
+            text = key if key.startswith("rate=") else f"task_options.{key}"
+        elif text.startswith("mixer."):
+            text = f"mixer_options.{text.removeprefix('mixer.')}"
+        overrides.append(_quoted(f"++{text}" if text.startswith(("task_options", "mixer_options")) else text))
+    return overrides
+
+
+def _select_presets(settings: Sequence[str]) -> list[str]:
+    """Replace experiment=A,B variant=C,D by experiment=A-C,A-D,B-C,B-D, and former names by current ones."""
+    chosen: dict[str, list[str]] = {}
+    others = []
+    for text in settings:
+        key, _, value = text.partition("=")
+        key = key.lstrip("+")
+        if key not in ("experiment", "variant"):
+            others.append(text)
+        elif key in chosen:
+            raise ValueError(f"{key} is set twice; a sweep over several is written -m {key}=A,B")
+        else:
+            chosen[key] = value.split(",")
+    if "experiment" not in chosen:
+        if "variant" in chosen:
+            raise ValueError("variant needs experiment=NAME; `mrconv train --list` prints the variants of each")
+        return others
+    names = [
+        get_preset(experiment, "" if variant == "null" else variant).name
+        for experiment, variant in itertools.product(chosen["experiment"], chosen.get("variant", [""]))
+    ]
+    return [f"experiment={','.join(names)}", *others]
+
+
+def _quoted(text: str) -> str:
+    """Return a setting, its value in quotes if Hydra cannot parse it, for example a path with brackets."""
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        key, _, value = text.partition("=")
+        return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    return text
+
+
+def compose(settings: Sequence[str]) -> Experiment:
+    """Return the experiment that the settings define."""
+    check_settings(settings)
+    with _hydra():
+        return _experiment(hydra.compose(CONFIG, hydra_overrides(settings)))
+
+
+def compose_sweep(settings: Sequence[str]) -> list[Experiment]:
+    """Return the experiments of a sweep; none if a sweeper other than Hydra's default chooses them while it runs."""
+    check_settings(settings)
+    with _hydra():
+        sweeper, overrides = _sweep(hydra_overrides(settings))
+        if not sweeper._target_.endswith(".BasicSweeper"):
+            return []
+        swept = _swept_keys(overrides)
+        jobs = itertools.product(*map(_alternatives, overrides))
+        experiments = [_experiment(hydra.compose(CONFIG, list(job)), swept) for job in jobs]
+    folders = [Path(e.out, f"{e.name}-seed{e.seed}") for e in experiments]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise ValueError(f"jobs of the sweep share the folder {folder}: every job must have other values")
+    return experiments
+
+
+def _sweep(overrides: Sequence[str]) -> tuple[DictConfig, list[Override]]:
+    """Return the sweeper's config and the overrides, with the parameters that the config sweeps over."""
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    fixed = [text for text in overrides if not parser.parse_override(text).is_sweep_override()]
+    sweeper = hydra.compose(CONFIG, fixed, return_hydra_config=True).hydra.sweeper
+    parameters = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    return sweeper, parser.parse_overrides([*parameters, *overrides])
+
+
+def _alternatives(override: Override) -> list[str]:
+    key = override.get_key_element()
+    if override.is_discrete_sweep():
+        return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    return [f"{key}={override.get_value_element_as_str()}"]
+
+
+def _swept_keys(overrides: Sequence[Override]) -> list[str]:
+    """Return the keys that a sweep varies, as `run_name` takes them."""
+    swept = [each.get_key_element().lstrip("+") for each in overrides if each.is_sweep_override()]
+    if "experiment" in swept and any(each.get_key_element() == "name" for each in overrides):
+        raise ValueError("name cannot be set in a sweep over experiments or variants, which are named after them")
+    return [key.replace("_options.", ".") for key in swept]
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Initialise Hydra with our configs; report its errors in one line."""
+    try:
+        with hydra.initialize_config_module(CONFIGS, "train", version_base="1.3"):
+            yield
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ or error
+        key = getattr(cause, "full_key", None)
+        raise ValueError((f"{key}: " if key else "") + str(cause).strip().splitlines()[0]) from error
+
+
+def _experiment(config: DictConfig, swept: Sequence[str] = ()) -> Experiment:
+    """Return the experiment of a composed config, named after what differs from its preset."""
+    experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    if experiment.mixer != "conv":  # ConvNeXt's own, for images
+        mixer_class(experiment.mixer)  # raises ValueError if unknown
+    if experiment.data:
+        experiment.data = os.path.normpath(experiment.data)
+    experiment.name = run_name(vars(experiment), swept)
+    return experiment
+
+
+class JobFailed(Exception):
+    """A failed job of a sweep: its folder, its settings and the reason."""
+
+
+FAILURES = (DataError, ValueError, OSError, JobFailed)
+"""Errors that the user can correct, reported in one line."""
+
+
+def launch(settings: Sequence[str], multirun: bool, job: Callable[[Experiment, Path], None]) -> None:
+    """Run one job, or the jobs of a sweep, with Hydra's launcher and sweeper."""
+    overrides, errors, swept = hydra_overrides(settings), list[Exception](), list[str]()
+
+    def task(config: DictConfig) -> None:
+        runtime = HydraConfig.get()
+        folder = runtime.runtime.output_dir
+        try:
+            job(_experiment(config, swept), Path(folder))
+        except Exception as error:
+            if not multirun:
+                errors.append(error)  # Hydra would print a longer report
+                return
+            if not isinstance(error, FAILURES):
+                traceback.print_exc()
+            varied = " ".join(text for text in runtime.overrides.task if _is_swept(text, swept))
+            report = f"{folder} ({varied}): {' '.join(str(error).split())}"
+            print(f"failed: {report}", file=sys.stderr, flush=True)
+            raise JobFailed(report) from error
+
+    with _hydra():
+        runner: Any = GlobalHydra.instance().hydra  # only `hydra.main` is public, and it reads sys.argv itself
+        if multirun:
+            swept = _swept_keys(_sweep(overrides)[1])
+            folder = f"hydra.sweep.subdir=${{run_name:{','.join(swept)}}}-seed${{seed}}"
+            runner.multirun(CONFIG, task, [folder, *overrides, "hydra.mode=MULTIRUN"])
+        else:
+            runner.run(CONFIG, task, [*overrides, "hydra.mode=RUN"])
+    if errors:
+        raise errors[0]
+
+
+def _is_swept(override: str, swept: Sequence[str]) -> bool:
+    return override.partition("=")[0].lstrip("+").replace("_options.", ".") in swept

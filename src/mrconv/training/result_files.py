@@ -1,0 +1,97 @@
+"""Reading of result.json files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .scores import SCORES
+
+RESULT, METRICS = "result.json", "metrics.csv"
+
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "task": str,
+    "partial": bool,
+    "epochs": int,
+    "parameters": int,
+    "seconds": (int, float),
+    "seed": int,
+    "environment": dict,
+}
+
+
+def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """Read every result.json under the folders, each copy of a result once.
+
+    Each result has the contents of its file, its `path`, and `epochs_done` (None if unknown).
+    """
+    folders = list(folders)
+    missing = [str(folder) for folder in folders if not folder.exists()]
+    if missing:
+        raise ValueError(f"no such file or folder: {', '.join(missing)}")
+    contents: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    errors: list[str] = []
+    for path in _find_files(folders):
+        try:
+            content = read(path)
+        except ValueError as error:
+            errors.append(str(error))
+            continue
+        if content not in contents:
+            contents.append(content)
+            results.append(content | {"path": path, "epochs_done": _epochs_done(content, path.with_name(METRICS))})
+    if errors:
+        raise ValueError("; ".join(errors))
+    return sorted(results, key=lambda result: (result["name"], result["seed"], str(result["path"])))
+
+
+def _find_files(folders: Sequence[Path]) -> list[Path]:
+    paths = [path for folder in folders for path in (sorted(folder.rglob(RESULT)) if folder.is_dir() else [folder])]
+    return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read one result.json; raise ValueError if it is not the result of a run."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(result, dict):
+        raise ValueError(f"{path} is not the result of a run: it must contain a JSON object")
+    metric = result.get("metric", "accuracy")
+    if metric not in SCORES:
+        raise ValueError(f"{path}: 'metric' must be one of {', '.join(SCORES)}; got {json.dumps(metric)}")
+    scores = (metric, f"merged_{metric}")
+    for key, kind in (KEYS | dict.fromkeys(scores, dict)).items():
+        if key not in result:
+            raise ValueError(f"{path} is not the result of a run: key {key!r} is missing")
+        if not isinstance(result[key], kind) or (kind is not bool and isinstance(result[key], bool)):
+            raise ValueError(f"{path}: {key!r} cannot be {json.dumps(result[key])}")
+    most = 1 if metric == "accuracy" else math.inf
+    for key in scores:
+        for split, value in result[key].items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+                allowed = "from 0 to 1" if most == 1 else "0 or more"
+                raise ValueError(f"{path}: {key!r} of {split} must be {allowed}; got {json.dumps(value)}")
+    return result
+
+
+def _epochs_done(result: Mapping[str, Any], metrics: Path) -> int | None:
+    """Return the number of epochs that a run has finished, as recorded or from its metrics.csv."""
+    if "epochs_done" in result:
+        return int(result["epochs_done"])
+    if not result["partial"]:
+        return int(result["epochs"])
+    try:
+        with metrics.open(newline="", encoding="utf-8") as file:
+            return max(int(line["epoch"]) for line in csv.DictReader(file))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

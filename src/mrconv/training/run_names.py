@@ -1,0 +1,88 @@
+"""Names of runs, after what differs from their preset: listops-base-dilated, listops-base-lr0.01."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from .experiment import Experiment
+from .presets import find_preset
+
+REPEATS = {
+    "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "graphs", "backend",
+    "checkpoint_minutes", "wandb", "out", "precision", "pad", "strategy",
+}  # fmt: skip
+"""Keys that differ between repetitions of one experiment: the seed and the machine."""
+UNNAMED = REPEATS | {"name", "devices", "nodes"}
+"""Keys that enter a run's name only if a sweep varies them; the seed has its place in the folder's name."""
+LONGEST = 100  # characters of the settings in a name; file systems allow 255 for the whole
+
+
+def flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with the options of the task and the mixer as task.KEY and mixer.KEY."""
+    flat = dict(values)
+    for group in ("task", "mixer"):
+        flat |= {f"{group}.{key}": value for key, value in flat.pop(f"{group}_options", {}).items()}
+    return flat
+
+
+def changed_keys(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are neither the preset's nor, where it sets none, the defaults of `Experiment`."""
+    expected = flatten_options(dataclasses.asdict(Experiment()) | dict(preset))
+    return {key: value for key, value in flatten_options(values).items() if value != expected.get(key)}
+
+
+def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
+    """Return the name of a run with these values of an `Experiment`, where a sweep varies the keys `swept`.
+
+    A preset's name is followed by the keys that differ from the preset, for example `listops-base-lr0.01`; another
+    mixer by its value alone, `listops-base-s4d`. Without a preset, the task or the file name of `data` stands in its
+    place. Any other `name` is kept, followed by the swept keys. Keys of the machine appear only if they are swept.
+    """
+    values = dict(values) | {"data": os.path.normpath(values["data"]) if values.get("data") else ""}
+    name, preset = values["name"], find_preset(values["name"])
+    if preset is None and name != Experiment.name:
+        flat = flatten_options(values)
+        changes = {key: flat[key] for key in flat if key in swept and key not in ("name", "seed")}
+        return name + _suffix(changes)
+    changes = changed_keys(values, preset.values() if preset else {})
+    if preset is not None:
+        name = preset.name
+    elif values["data"] and "data" not in swept:
+        name = _clean(Path(values["data"]).stem).strip("-") or values["task"]
+        changes = {key: value for key, value in changes.items() if key != "data" and (key != "task" or key in swept)}
+    else:
+        name = values["task"]
+        changes.pop("task", None)
+    shown = set(swept) - {"name", "seed"}
+    return name + _suffix({key: value for key, value in changes.items() if key not in UNNAMED or key in shown})
+
+
+def _suffix(changes: Mapping[str, Any]) -> str:
+    """Return "-KEYVALUE" or "-KEY-VALUE" for each change; a long text is cut and ends with its digest."""
+    keys = sorted(changes, key=lambda key: (key != "mixer", key))
+    text = "".join(f"-{_change(key, changes[key])}" for key in keys)
+    if len(text) <= LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{text[: LONGEST - 9].rstrip('-')}-{digest}"
+
+
+def _change(key: str, value: Any) -> str:
+    text = _clean(value if isinstance(value, str) else json.dumps(value))
+    if not isinstance(value, int | float):
+        text = text.strip("-")
+    if key == "mixer":
+        return text
+    return f"{key}{text}" if text[:1].isdigit() else f"{key}-{text}"
+
+
+def _clean(text: str) -> str:
+    """Replace everything but letters, digits, '.', '_' and '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
