@@ -19,13 +19,14 @@ from .streaming.state import MixerState
 from .streaming.streaming_module import StreamingModule
 
 M = TypeVar("M", bound=nn.Module)
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Mixer(StreamingModule, nn.Module):
     """A layer that maps sequences (B, L, d_model) to (B, L, heads * d_model), mixing over L.
 
     A subclass implements `mix`, or `transform` if it needs the lengths. A mixer that can stream also implements
-    `begin` and either `run` or `advance`. `MRConv`, whose state has another form, overrides `forward`,
+    `zero_state` and either `stream_chunk` or `advance`. `MRConv`, whose state has another form, overrides `forward`,
     `initial_state` and `stream` instead.
     """
 
@@ -96,7 +97,7 @@ class Mixer(StreamingModule, nn.Module):
             raise ValueError(f"dtype={dtype}: the state of {type(self).__name__} has the dtypes that it computes in")
         rate = self._resolve_rate(rate)
         with torch.inference_mode(False), torch.no_grad():
-            state = self.begin(batch, rate)
+            state = self.zero_state(batch, rate)
         cached(self, rate, type(self).constants, refresh=True)
         return state if device is None else state.to(device)
 
@@ -110,16 +111,16 @@ class Mixer(StreamingModule, nn.Module):
         check_input(u, self.d_model)
         state.check_batch(u)
         with nullcontext() if self.projects else torch.autocast(u.device.type, enabled=False):
-            return self.run(u, state).to(u.dtype), state
+            return self.stream_chunk(u, state).to(u.dtype), state
 
-    def begin(self, batch: int, rate: float) -> MixerState:
+    def zero_state(self, batch: int, rate: float) -> MixerState:
         """Return the state before the first input, with zeros in all its tensors."""
         raise ValueError(f"{type(self).__name__} is no recurrence: it has no state and cannot stream")
 
     def constants(self, rate: float) -> Any:
         """Return the values that all steps at a rate share."""
 
-    def run(self, u: Tensor, state: MixerState) -> Tensor:
+    def stream_chunk(self, u: Tensor, state: MixerState) -> Tensor:
         """Process u (B, T, d_model) position by position, updating the state."""
         constants, memory, outputs = cached(self, state.rate, type(self).constants), state.memory, []
         for x in u.unbind(1):
@@ -230,9 +231,8 @@ def option_names(cls: type[nn.Module]) -> set[str]:
         if "__init__" not in vars(base):
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters
-        passed_on = {name for name, each in parameters.items() if each.kind is inspect.Parameter.VAR_KEYWORD}
-        names |= set(parameters) - passed_on
-        if not passed_on:
+        names |= {name for name, each in parameters.items() if each.kind not in VARIADIC}
+        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
             break
     mrconv = mixer_class("mrconv")
     if getattr(cls, "takes_layer_options", False) and cls is not mrconv:

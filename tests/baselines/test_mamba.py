@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mrconv.baselines.mamba import Mamba, linear_scan, selective_scan, selective_scan_reference
+from mrconv.baselines.mamba import Mamba, selective_scan, selective_scan_reference
+from mrconv.baselines.scans import linear_scan
 
 from ..conftest import gradients, relative
 from .helpers import assert_padding_is_absent

@@ -9,7 +9,7 @@ from torch import nn
 
 from mrconv import MRConv, MRConvBlock, SequenceClassifier, param_groups
 from mrconv.baselines import Mixer, freeze, mixer_class, mixer_names, register_mixer
-from mrconv.baselines.long_convolution import KeptKernel
+from mrconv.baselines.kernel_cache import KernelCache
 
 from ..conftest import relative
 
@@ -228,18 +228,18 @@ def test_frozen_kernels_are_those_of_the_parameters(name, bidirectional):
     mixer = mixer_class(name)(3, 16, **(OPTIONS.get(name, {}) | DOUBLE | options))
     u = torch.randn(2, 23, 3, **DOUBLE)
     expected = {n: mixer.eval()(u[:, :n]).detach() for n in (1, 11, 16, 23)}
-    keeper = next(module for module in freeze(mixer).modules() if isinstance(module, KeptKernel))
-    make, made = keeper.kernel_for, []
-    keeper.kernel_for = lambda lead, behind, f: make(lead, behind, lambda: made.append(behind) or f())
+    keeper = next(module for module in freeze(mixer).modules() if isinstance(module, KernelCache))
+    lookup, computed = keeper.cached_kernel, []
+    keeper.cached_kernel = lambda lead, behind, f: lookup(lead, behind, lambda: computed.append(behind) or f())
     with torch.no_grad():
         for n, y in expected.items():
             assert relative(mixer(u[:, :n]), y) < 1e-11
-        assert [n for n in made if n <= 16] == []
-        assert "kept" not in str(mixer.state_dict().keys())
+        assert [n for n in computed if n <= 16] == []
+        assert "_kernel" not in str(mixer.state_dict().keys())
         mixer.train()(u[:, :11])
         mixer.eval().load_state_dict({key: value * 0.9 for key, value in mixer.state_dict().items()})
         kept_no_more = mixer(u[:, :11])
-        assert made.count(11) == 2
+        assert computed.count(11) == 2
     assert relative(kept_no_more, mixer(u[:, :11]).detach()) < 1e-12
     assert relative(kept_no_more, expected[11]) > 1e-3
 

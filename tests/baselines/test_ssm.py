@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from mrconv.baselines import S4, S4D, S5, LiquidS4
-from mrconv.baselines.long_convolution import as_complex
+from mrconv.baselines.hippo import hippo_legs, initial_diagonal, legs_normal_part
+from mrconv.baselines.parameters import as_complex
 from mrconv.baselines.s4 import with_conjugates
-from mrconv.baselines.s4d import diagonal_init, hippo_legs, legs_normal_part, vandermonde
-from mrconv.baselines.s5 import linear_scan
+from mrconv.baselines.s4d import vandermonde
+from mrconv.baselines.scans import constant_scan
 
 from ..conftest import relative
 
@@ -80,9 +81,9 @@ def test_diagonal_plus_low_rank_is_hippo_legs_in_another_basis(N):
 
 def test_diagonal_initialisations_are_their_formulas():
     n = torch.arange(4, **DOUBLE)
-    assert torch.allclose(diagonal_init("lin", 8)[0], torch.complex(torch.full_like(n, -0.5), torch.pi * n))
+    assert torch.allclose(initial_diagonal("lin", 8)[0], torch.complex(torch.full_like(n, -0.5), torch.pi * n))
     inverse = 8 / torch.pi * (8 / (2 * n + 1) - 1)
-    assert torch.allclose(diagonal_init("inv", 8)[0], torch.complex(torch.full_like(n, -0.5), inverse))
+    assert torch.allclose(initial_diagonal("inv", 8)[0], torch.complex(torch.full_like(n, -0.5), inverse))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 16, 17, 100])
@@ -146,7 +147,7 @@ def test_scan_is_the_loop(length):
     for t in range(length):
         x = a * x + b[:, t]
         states.append(x)
-    assert relative(linear_scan(a, b), torch.stack(states, 1)) < 1e-13
+    assert relative(constant_scan(a, b), torch.stack(states, 1)) < 1e-13
 
 
 def test_s5_backwards_is_forwards_on_the_reversed_input():
@@ -172,7 +173,7 @@ def test_rate_2_of_held_inputs_gives_the_outputs_of_rate_1(cls):
 def test_liquid_terms_are_those_of_the_liquid_recurrence_without_its_transition(degree):
     """x[t] = Bbar u[t] (x[t-1] + 1), up to products of `degree` inputs."""
     mixer, u = build(LiquidS4, degree=degree), torch.randn(2, 12, 4, **DOUBLE)
-    B, C = mixer.input(1.0), as_complex(mixer.C)[0]
+    B, C = mixer.discrete_input(1.0), as_complex(mixer.C)[0]
     x = [torch.zeros(2, 4, 4, dtype=B.dtype) for _ in range(degree + 1)]  # by number of inputs
     x[0] += 1
     terms = []
@@ -185,7 +186,7 @@ def test_liquid_terms_are_those_of_the_liquid_recurrence_without_its_transition(
 
 def test_liquid_input_is_the_dense_one():
     mixer = build(LiquidS4)
-    assert relative(mixer.input(0.5), mixer.dense(0.5)[1][:, :4]) < 1e-12
+    assert relative(mixer.discrete_input(0.5), mixer.dense(0.5)[1][:, :4]) < 1e-12
 
 
 def test_liquid_backwards_has_the_products_of_later_inputs():

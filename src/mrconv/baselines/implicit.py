@@ -1,4 +1,4 @@
-"""Kernels that a small network makes of the lag: CKConv and CCNN (Romero et al., 2021; Knigge et al., 2023), Hyena."""
+"""Kernels computed by a small network of the lag: CKConv, CCNN (Romero et al., 2021; Knigge et al., 2023) and Hyena."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .._utils.checks import check_positive_int
-from .long_convolution import LongConvolution, parameter, wide
+from .long_convolution import LongConvolution
+from .parameters import as_parameter, check_positive, upcast
 
 
 class ImplicitConvolution(LongConvolution):
@@ -19,26 +20,28 @@ class ImplicitConvolution(LongConvolution):
     continuous = True
 
     def network(self, lag: Tensor) -> Tensor:
-        """Return the kernels at lags (T,) in steps of training, (T, directions * d_model)."""
+        """Return f at lags (T,), in steps of training: (T, n_directions * d_model)."""
         raise NotImplementedError
 
     def kernel(self, length: int, rate: float) -> Tensor:
-        """Return f at the input's lags, scaled so that the sum stays the same at every rate."""
-        lag = torch.arange(length, device=self.D.device, dtype=wide(self.D).dtype) / rate
+        """Return f at the lags of the input, scaled so that its sum does not depend on the rate."""
+        lag = torch.arange(length, device=self.D.device, dtype=upcast(self.D).dtype) / rate
         return self.network(lag).T.reshape(self.n_directions, self.d_model, length) / rate
 
 
 class CKConv(ImplicitConvolution):
     """f(t) = W_3 sin(w0 (W_2 sin(w0 (W_1 tau + b_1)) + b_2)) + b_3, a SIREN of tau = 2 t / l_max - 1.
 
-    With `mask`, as in FlexConv and CCNN, times a Gaussian exp(-(t / l_max)^2 / (2 sigma^2)) of trained width.
+    With `mask`, as in FlexConv and CCNN, f is multiplied by exp(-(t / l_max)^2 / (2 sigma^2)), a Gaussian of trained
+    width.
 
     Args:
         d_model, l_max: channels and taps.
-        width, depth: sizes of the network; depth counts its linear layers.
-        omega: w0, which sets how fast the kernel can change.
-        mask: sigma at first, or None for no mask.
-        bidirectional: twice the outputs, the second half backwards in time.
+        width: hidden units of the network.
+        depth: linear layers of the network.
+        omega: w0, which bounds how fast the kernel changes.
+        mask: initial sigma, or None for no mask.
+        options: bidirectional, device and dtype.
     """
 
     def __init__(
@@ -50,17 +53,14 @@ class CKConv(ImplicitConvolution):
         depth: int = 3,
         omega: float = 30.0,
         mask: float | None = None,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(d_model, l_max, bidirectional, device=device, dtype=dtype)
+        super().__init__(d_model, l_max, **options)
         check_positive_int(width=width, depth=depth)
-        if not omega > 0:
-            raise ValueError(f"omega must be positive; got {omega!r}")
+        check_positive(omega=omega, mask=1.0 if mask is None else mask)
         self.omega = omega
         sizes = [1, *[width] * (depth - 1), self.n_directions * d_model]
-        self.layers = linear_layers(sizes, device=device, dtype=dtype)
+        self.layers = linear_layers(sizes, **self.factory)
         layer: Any
         for i, layer in enumerate(self.layers):
             bound = 1 / sizes[i] if i == 0 else math.sqrt(6 / width) / omega
@@ -68,36 +68,33 @@ class CKConv(ImplicitConvolution):
                 bound = math.sqrt(6 / (sizes[i] * l_max))  # a kernel of energy 1, as sines have variance 1/2
                 nn.init.zeros_(layer.bias)
             nn.init.uniform_(layer.weight, -bound, bound)
-        self.log_sigma = None
-        if mask is not None:
-            if not mask > 0:
-                raise ValueError(f"mask must be positive; got {mask!r}")
-            self.log_sigma = parameter(torch.full((1,), math.log(mask)), device, dtype)
+        self.log_sigma = None if mask is None else as_parameter(torch.full((1,), math.log(mask)), **self.factory)
 
     def network(self, lag: Tensor) -> Tensor:
         """Evaluate the SIREN and the mask."""
         x = (2 * lag / self.l_max - 1)[:, None]
         for layer in self.layers[:-1]:
-            x = torch.sin(self.omega * apply(layer, x))
-        x = apply(self.layers[-1], x)
+            x = torch.sin(self.omega * apply_linear(layer, x))
+        x = apply_linear(self.layers[-1], x)
         if self.log_sigma is None:
             return x
-        return x * torch.exp(-((lag / self.l_max / wide(self.log_sigma).exp()) ** 2) / 2)[:, None]
+        return x * torch.exp(-((lag / self.l_max / upcast(self.log_sigma).exp()) ** 2) / 2)[:, None]
 
 
 class HyenaFilter(ImplicitConvolution):
     """f(t) = window(t) FFN(t): the filter of Hyena (Poli et al., 2023, section 3.3), without its gates.
 
-    The network sees tau = t / l_max and cos, -sin of 2 pi f_j tau at `bands` frequencies f_j = 0 .. bands - 1, and has
-    sines of a trained frequency between its layers. The window exp(-|delta_d| tau) falls to 0.01 after 0.3 to 1.5
-    times l_max, spread over the channels.
+    The input of the network is tau = t / l_max and cos, -sin of 2 pi f_j tau at `bands` frequencies f_j = 0 ..
+    bands - 1. Between its layers are sines of a trained frequency. The window exp(-|delta_d| tau) falls to 0.01 after
+    0.3 to 1.5 times l_max, spread over the channels.
 
     Args:
         d_model, l_max: channels and taps.
-        width, depth: sizes of the network; depth counts its linear layers.
-        bands: number of frequencies it sees.
-        omega: the sines' frequency at first.
-        bidirectional: twice the outputs, the second half backwards in time.
+        width: hidden units of the network.
+        depth: linear layers of the network.
+        bands: number of input frequencies.
+        omega: initial frequency of the sines.
+        options: bidirectional, device and dtype.
     """
 
     kernel_parameters = ("layers", "omega")
@@ -113,29 +110,26 @@ class HyenaFilter(ImplicitConvolution):
         depth: int = 4,
         bands: int = 16,
         omega: float = 10.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(d_model, l_max, bidirectional, device=device, dtype=dtype)
+        super().__init__(d_model, l_max, **options)
         check_positive_int(width=width, depth=depth, bands=bands)
         sizes = [1 + 2 * bands, *[width] * (depth - 1), self.n_directions * d_model]
-        self.layers = linear_layers(sizes, device=device, dtype=dtype)
+        self.layers = linear_layers(sizes, **self.factory)
         self.layers[-1].register_parameter("bias", None)
-        self.omega = parameter(torch.full((width,), omega), device, dtype)
+        self.omega = as_parameter(torch.full((width,), omega), **self.factory)
         slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
-        like: Any = {"device": self.D.device, "dtype": self.D.dtype}
-        self.register_buffer("delta", torch.linspace(slow, fast, d_model, **like).repeat(self.n_directions))
-        self.register_buffer("bands", torch.linspace(1e-4, bands - 1, bands, **like))
+        self.register_buffer("delta", torch.linspace(slow, fast, d_model, **self.factory).repeat(self.n_directions))
+        self.register_buffer("bands", torch.linspace(1e-4, bands - 1, bands, **self.factory))
 
     def network(self, lag: Tensor) -> Tensor:
         """Evaluate the network and the window."""
         tau = (lag / self.l_max)[:, None]
-        angle = 2 * math.pi * tau * wide(self.bands)
+        angle = 2 * math.pi * tau * upcast(self.bands)
         x = torch.cat([tau, angle.cos(), -angle.sin()], -1)
         for layer in self.layers[:-1]:
-            x = torch.sin(wide(self.omega) * apply(layer, x))
-        return apply(self.layers[-1], x) * torch.exp(-tau * wide(self.delta))
+            x = torch.sin(upcast(self.omega) * apply_linear(layer, x))
+        return apply_linear(self.layers[-1], x) * torch.exp(-tau * upcast(self.delta))
 
 
 def linear_layers(sizes: list[int], **factory: Any) -> nn.ModuleList:
@@ -143,7 +137,7 @@ def linear_layers(sizes: list[int], **factory: Any) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(a, b, **factory) for a, b in pairwise(sizes))
 
 
-def apply(layer: Any, x: Tensor) -> Tensor:
+def apply_linear(layer: Any, x: Tensor) -> Tensor:
     """Apply a linear layer in x's dtype."""
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     return nn.functional.linear(x, layer.weight.to(x.dtype), bias)

@@ -11,24 +11,25 @@ from torch.nn import functional as F
 from .._utils.checks import check_positive_int
 from ..ops import compute_dtype
 from ..streaming.state import MixerState
-from .long_convolution import as_complex
+from .parameters import as_complex
 from .s4 import S4, inner
 
 
 class LiquidS4(S4):
     """y = k * u + D u + sum_{p=2}^{degree} (C Bbar^p) u[t] u[t-1] ... u[t-p+1], with k of S4.
 
-    The liquid system x[t] = (Abar + Bbar u[t]) x[t-1] + Bbar u[t], Bbar acting on the state entry by entry, has an
-    output term for every product of inputs. The PB mode keeps those of consecutive inputs, which powers of Bbar make
-    without Abar (section 3.2). Bidirectional, the second C has the products u[t+1] u[t+2] ... .
+    The liquid system x[t] = (Abar + Bbar u[t]) x[t-1] + Bbar u[t], with Bbar acting elementwise on the state, has an
+    output term for every product of inputs. The PB mode keeps the products of consecutive inputs, whose coefficients
+    are powers of Bbar without Abar (section 3.2). If bidirectional, the second C weights the products u[t+1] u[t+2] ...
 
-    As in the authors' code, C is the trained parameter of S4 here, which is C (I - Abar^l_max) of the convolution. That
-    code also turns the products around in time, which is not causal, and has Bbar sum(Bbar) for Bbar^2: not so here.
+    As in the authors' code, the C of the products is S4's trained parameter, C (I - Abar^l_max) of the convolution.
+    Their code also reverses the products in time, which is not causal, and has Bbar sum(Bbar) in place of Bbar^2; both
+    follow the paper here.
 
     Args:
         degree: P, the largest number of inputs in a product.
-        n_ssm: how many different A and B; None, as published, for one per channel.
-        d_state, dt_min, dt_max, bidirectional: as for `S4D`.
+        n_ssm: number of different A and B; None, as published, for one per channel.
+        options: as for `S4`.
     """
 
     def __init__(self, d_model: int, l_max: int, *, degree: int = 2, n_ssm: int | None = None, **options: Any) -> None:
@@ -37,35 +38,35 @@ class LiquidS4(S4):
         self.degree = degree
 
     def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
-        """Convolve, and add the products of neighbours."""
+        """Convolve, and add the products of neighbouring inputs."""
         y = super().mix(x, rate, False)
         u = x.to(compute_dtype(x, self.D))
         gains = self.gains(rate)
-        for direction, of_direction in enumerate(gains.unbind(1)):
+        for direction, direction_gains in enumerate(gains.unbind(1)):
             step = -1 if direction else 1
             product = shift(u, -1) if direction else u
             neighbour = product
-            for gain in of_direction:
+            for gain in direction_gains:
                 neighbour = shift(neighbour, step)
                 product = product * neighbour
                 y = y + (gain[:, None] * product).to(y.dtype)
         return F.gelu(y) if gelu else y
 
     def gains(self, rate: float) -> Tensor:
-        """Return C Bbar^p for p = 2 .. degree, (degree - 1, directions, d_model)."""
-        C, B = as_complex(self.C), self.input(rate)
+        """Return C Bbar^p for p = 2 .. degree, (degree - 1, n_directions, d_model)."""
+        C, B = as_complex(self.C), self.discrete_input(rate)
         powers = [inner(C.conj(), B**p)[..., 0] for p in range(2, self.degree + 1)]
         return torch.stack(powers) if powers else C.real.new_zeros(0, *C.shape[:2])
 
-    def input(self, rate: float) -> Tensor:
+    def discrete_input(self, rate: float) -> Tensor:
         """Return Bbar = (I - dt A/2)^-1 dt B, (d_model, N/2)."""
         dt, (A, P, B) = self.dt(rate), self.system()
         b, p = dt * B / (1 - dt / 2 * A), P / (1 - dt / 2 * A)
         return b - p * (dt / 2 * inner(P, b) / (1 + dt / 2 * inner(P, p)))
 
-    def begin(self, batch: int, rate: float) -> MixerState:
-        """Return S4's state with the last inputs, (B, d_model, degree - 1)."""
-        (x,) = super().begin(batch, rate).memory
+    def zero_state(self, batch: int, rate: float) -> MixerState:
+        """Return S4's state and the last inputs, (B, d_model, degree - 1)."""
+        (x,) = super().zero_state(batch, rate).memory
         return MixerState(rate, [x, x.new_zeros(batch, self.d_model, self.degree - 1)])
 
     def constants(self, rate: float) -> tuple[Tensor, ...]:
@@ -73,7 +74,7 @@ class LiquidS4(S4):
         return self.gains(rate)[:, 0].T, *super().constants(rate)
 
     def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
-        """Take S4's step, and add the products with the inputs before."""
+        """Advance S4, and add the products with the previous inputs."""
         (x, past), (gains, *rest) = memory, constants
         y, memory = super().advance(u, [x], rest)
         products = u[..., None] * past.cumprod(-1)  # (B, d_model, degree - 1)

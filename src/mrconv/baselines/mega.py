@@ -14,18 +14,20 @@ from torch.nn import functional as F
 from .. import ops
 from .._utils.checks import check_choice, check_positive_int
 from ..streaming.state import KeyValueCache, MixerState
-from .long_convolution import KeptKernel, wide
-from .transformer import ProjectedMixer, key_mask
+from .kernel_cache import KernelCache
+from .parameters import upcast
+from .projected_mixer import ProjectedMixer
+from .transformer import key_mask
 
 
-class EMA(KeptKernel):
+class EMA(KernelCache):
     """Multi-dimensional damped exponential moving average, (B, L, d_model) -> (B, L, d_model) (section 3.1).
 
         h_t = p beta x_t + (1 - p d) h_{t-1},    y_t = <eta, h_t> / sqrt(d_ema) + omega x_t
 
-    with p = sigmoid(alpha), d = sigmoid(delta), d_ema numbers each per channel. As a convolution, the kernel is
-    k[j] = sum_n eta_n p_n beta_n (1 - p_n d_n)^j / sqrt(d_ema). Bidirectional: a second one runs over the reversed
-    sequence, and the two outputs add up; both see x_t.
+    with p = sigmoid(alpha) and d = sigmoid(delta), d_ema numbers per channel. As a convolution, the kernel is
+    k[j] = sum_n eta_n p_n beta_n (1 - p_n d_n)^j / sqrt(d_ema). If bidirectional, a second average runs over the
+    reversed sequence and its output is added; x_t is in both.
     """
 
     def __init__(self, d_model: int, d_ema: int = 16, bidirectional: bool = False, **factory: Any) -> None:
@@ -43,12 +45,12 @@ class EMA(KeptKernel):
             self.omega.normal_()
 
     def coefficients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return p beta, 1 - p d and eta / sqrt(d_ema), each (directions, d_model, d_ema)."""
-        p = wide(self.alpha).sigmoid()
-        return p * self.beta, 1 - p * wide(self.delta).sigmoid(), wide(self.eta) / math.sqrt(self.d_ema)
+        """Return p beta, 1 - p d and eta / sqrt(d_ema), each (n_directions, d_model, d_ema)."""
+        p = upcast(self.alpha).sigmoid()
+        return p * self.beta, 1 - p * upcast(self.delta).sigmoid(), upcast(self.eta) / math.sqrt(self.d_ema)
 
     def kernel(self, length: int) -> Tensor:
-        """Return k, (directions, d_model, length), in closed form."""
+        """Return k, (n_directions, d_model, length), in closed form."""
         into, decay, out = self.coefficients()
         powers = decay[..., None] ** torch.arange(length, device=decay.device)
         return ((into * out)[..., None, :] @ powers)[..., 0, :]
@@ -57,12 +59,12 @@ class EMA(KeptKernel):
         """Average x by one convolution."""
         L = x.shape[1]
         lead = L - 1 if self.bidirectional else 0
-        return ops.fft_conv(x.mT, self.kernel_for(lead, L, functools.partial(self.joined, L)), lead).mT
+        return ops.fft_conv(x.mT, self.cached_kernel(lead, L, functools.partial(self.joined_kernel, L)), lead).mT
 
-    def joined(self, length: int) -> Tensor:
+    def joined_kernel(self, length: int) -> Tensor:
         """Return the kernel of both directions, with omega at lag 0."""
         kernels = self.kernel(length)
-        k = kernels[0] + F.pad(wide(self.omega)[:, None], (0, length - 1))
+        k = kernels[0] + F.pad(upcast(self.omega)[:, None], (0, length - 1))
         if self.bidirectional:
             k = F.pad(k, (length - 1, 0)) + F.pad(kernels[1].flip(-1), (0, length - 1))
         return k
@@ -70,7 +72,7 @@ class EMA(KeptKernel):
     def ema_step(self, x: Tensor, h: Tensor, direction: int = 0) -> tuple[Tensor, Tensor]:
         """Advance the recurrence by x (B, d_model) from h (B, d_model, d_ema); return <eta, h> / sqrt(d_ema) and h.
 
-        omega x is not in it: it enters once, whatever the number of directions.
+        omega x is not included: it is added once, for any number of directions.
         """
         into, decay, out = (c[direction] for c in self.coefficients())
         h = into * x[..., None] + decay * h
@@ -78,20 +80,23 @@ class EMA(KeptKernel):
 
 
 class GatedAttention(nn.Module):
-    """The rest of MEGA (sections 3.2, 3.3): y (B, L, d_model) from x and from x', the same averaged in some way.
+    """The gated attention of MEGA (sections 3.2, 3.3): y (B, L, d_model) from x and its moving average x'.
 
         z = silu(W_z x'),  q = kappa_q z + mu_q,  k = kappa_k z + mu_k,  v = silu(W_v x)
         o = f(q k^T / tau + b[s - t]) v
         y = phi h + (1 - phi) x,  h = silu(W_h x' + U_h (gamma o)),  gamma = silu(W_gamma x'),  phi = sigmoid(W_phi x')
 
-    Every W has a bias. f is softmax with tau = sqrt(d_attention), or `laplace` with tau the number of keys in sight.
+    Every W has a bias. f is softmax with tau = sqrt(d_attention), or `laplace` with tau the number of visible keys.
 
     Args:
-        span: number of distances with a bias b of their own, in each direction; those beyond share the last one.
-        d_attention, d_value: channels of queries and keys, and of values (None: 2 d_model).
+        d_model: number of channels.
+        span: number of distances with a separate bias b, in each direction; larger distances share the last one.
+        d_attention: channels of queries and keys.
+        d_value: channels of values; None for 2 d_model.
         attention: "softmax" or "laplace".
-        chunk: length of the runs that attend to themselves only; None: the whole sequence.
-        bidirectional: attend to all positions, not only to those up to one's own.
+        chunk: length of the chunks within which positions attend to each other; None for the whole sequence.
+        bidirectional: attend to all positions instead of the current and earlier ones only.
+        factory: device and dtype of the parameters.
     """
 
     def __init__(
@@ -130,11 +135,11 @@ class GatedAttention(nn.Module):
         return self.span - 1 if self.bidirectional else 0
 
     def forward(self, x: Tensor, averaged: Tensor, lengths: Tensor | None) -> Tensor:
-        """Attend within x; keys from `lengths` (B,) on are not seen."""
+        """Attend within x; keys from `lengths` (B,) on are masked."""
         return self.gated(x, averaged, lambda q, k, v: self.attend(q, k, v, lengths))
 
     def gated(self, x: Tensor, averaged: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Return y for queries, keys and values that `attend` makes o of."""
+        """Return y, with o computed by `attend` from queries, keys and values."""
         z, gamma, phi, h = self.gates(averaged).split(self.sizes, -1)
         q, k = (F.silu(z) * kappa + mu for kappa, mu in zip(self.kappa, self.mu, strict=True))
         o = attend(q, k, F.silu(self.value(x)))
@@ -147,54 +152,54 @@ class GatedAttention(nn.Module):
         return KeyValueCache.empty(*(self.kappa.new_empty(batch, 0, size) for size in (d_attention, d_value)))
 
     def stream(self, x: Tensor, averaged: Tensor, cache: KeyValueCache) -> Tensor:
-        """Attend to the positions so far, of one's own chunk only if there are chunks."""
+        """Attend to the positions so far, or to those of the current chunk."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             new = cache.next_positions(q.shape[1])
             keys, values, place = cache.extend(k, v, new, self.chunk)
             age = new[..., None] - place[:, None]  # (B, T, n)
-            seen = (place > 0)[:, None] & (age >= 0)
+            visible = (place > 0)[:, None] & (age >= 0)
             if self.chunk is not None:
-                seen &= age <= ((new - 1) % self.chunk)[..., None]
+                visible &= age <= ((new - 1) % self.chunk)[..., None]
             bias = self.distance[age.clamp(0, self.span - 1)]
-            return self.weighted(q, keys.to(q.dtype), values.to(v.dtype), bias, seen)
+            return self.weighted_sum(q, keys.to(q.dtype), values.to(v.dtype), bias, visible)
 
         return self.gated(x, averaged, attend)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        """Return o (B, L, d_value), one chunk after the other filled up with padding."""
+        """Return o (B, L, d_value), with the last chunk padded to full length."""
         L = q.shape[1]
         c = min(self.chunk or L, L)
         filling = -L % c
         q, k, v = (F.pad(x, (0, 0, 0, filling)).unflatten(1, (-1, c)) for x in (q, k, v))  # (B, chunks, c, .)
-        if not self.bidirectional:  # then padding comes after every query it could disturb
-            seen = torch.ones(c, c, dtype=torch.bool, device=q.device).tril()
+        if not self.bidirectional:  # padding is later than every valid query
+            visible = torch.ones(c, c, dtype=torch.bool, device=q.device).tril()
         elif filling or lengths is not None:
             lengths = torch.tensor([L]) if lengths is None else lengths
-            seen = key_mask(lengths.to(q.device), L + filling, c).unflatten(1, (-1, 1, c))  # (B, chunks, 1, c)
+            visible = key_mask(lengths.to(q.device), L + filling, c).unflatten(1, (-1, 1, c))  # (B, chunks, 1, c)
         else:
-            seen = torch.ones(1, c, dtype=torch.bool, device=q.device)
-        return self.weighted(q, k, v, self.biases(c), seen).flatten(1, 2)[:, :L]
+            visible = torch.ones(1, c, dtype=torch.bool, device=q.device)
+        return self.weighted_sum(q, k, v, self.biases(c), visible).flatten(1, 2)[:, :L]
 
     def biases(self, n: int) -> Tensor:
-        """Return b at t - s for queries t and keys s below n; by copies, as an index is slow to differentiate."""
+        """Return b at t - s for queries t and keys s below n; by copies, because indexing has a slow backward."""
         before, after = max(0, n - 1 - self.ahead), max(0, n - self.span)
         b = torch.cat([self.distance[:1].expand(before), self.distance, self.distance[-1:].expand(after)])
-        first = before + self.ahead - (n - 1)  # where t - s = -(n - 1)
+        first = before + self.ahead - (n - 1)  # the index of t - s = -(n - 1)
         b = b[first : first + 2 * n - 1].flip(0)
-        rows = F.pad(b, (0, 1)).expand(n, -1).reshape(-1)[: n * (2 * n - 1)]  # each begins one further right
-        return rows.view(n, 2 * n - 1)[:, n - 1 :]
+        shifted = F.pad(b, (0, 1)).expand(n, -1).reshape(-1)[: n * (2 * n - 1)]  # each query one further right
+        return shifted.view(n, 2 * n - 1)[:, n - 1 :]
 
-    def weighted(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
-        """Return f(q k^T / tau + bias) v over the keys that are seen."""
+    def weighted_sum(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, visible: Tensor) -> Tensor:
+        """Return f(q k^T / tau + bias) v over the visible keys."""
         if self.attention == "softmax":
-            return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype).masked_fill(~seen, -math.inf))
-        scores = q @ k.transpose(-1, -2) / seen.sum(-1, keepdim=True) + bias
-        return laplace(scores).masked_fill(~seen, 0).to(v.dtype) @ v
+            return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype).masked_fill(~visible, -math.inf))
+        scores = q @ k.transpose(-1, -2) / visible.sum(-1, keepdim=True) + bias
+        return laplace(scores).masked_fill(~visible, 0).to(v.dtype) @ v
 
 
 def laplace(scores: Tensor) -> Tensor:
-    """Return the normal distribution function of mean sqrt(1/2) and variance 1/(4 pi): MEGA's stand-in for relu^2."""
+    """Return the normal distribution function of mean sqrt(1/2) and variance 1/(4 pi), close to relu^2."""
     return (1 + torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))) / 2
 
 
@@ -202,10 +207,12 @@ class Mega(ProjectedMixer):
     """y = GatedAttention(x, silu(EMA(x))).
 
     Args:
-        l_max: longest distance with a position bias of its own; inputs may be longer.
+        d_model: number of channels.
+        l_max: number of distances with a separate position bias; inputs may be longer.
         d_ema: numbers per channel in the moving average.
-        bidirectional: average from both ends, and attend to all positions.
         d_attention, d_value, attention, chunk: as for `GatedAttention`.
+        bidirectional: average in both directions and attend to all positions.
+        factory: device and dtype of the parameters.
     """
 
     def __init__(
@@ -219,30 +226,29 @@ class Mega(ProjectedMixer):
         attention: str = "softmax",
         chunk: int | None = None,
         bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__(d_model, l_max, bidirectional)
-        shared: dict[str, Any] = {"bidirectional": self.bidirectional, "device": device, "dtype": dtype}
-        own: dict[str, Any] = {"d_attention": d_attention, "d_value": d_value, "attention": attention, "chunk": chunk}
-        self.ema = EMA(d_model, d_ema, **shared)
-        self.gated = GatedAttention(d_model, l_max, **own, **shared)
+        factory["bidirectional"] = self.bidirectional
+        options: dict[str, Any] = {"d_attention": d_attention, "d_value": d_value, "attention": attention}
+        self.ema = EMA(d_model, d_ema, **factory)
+        self.gated = GatedAttention(d_model, l_max, chunk=chunk, **options, **factory)
 
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Average and attend."""
         return self.gated(u, F.silu(self.ema(u)), lengths)
 
     def freeze(self) -> None:
-        """Keep the average's kernel up to l_max."""
-        self.ema.keep(self.ema.joined(self.l_max), self.l_max - 1 if self.bidirectional else 0)
+        """Cache the kernel of the average up to l_max."""
+        self.ema.cache_kernel(self.ema.joined_kernel(self.l_max), self.l_max - 1 if self.bidirectional else 0)
 
-    def begin(self, batch: int, rate: float) -> MixerState:
+    def zero_state(self, batch: int, rate: float) -> MixerState:
         """Return h = 0, (B, d_model, d_ema), and an empty cache."""
-        h = wide(self.ema.eta).new_zeros(batch, *self.ema.eta.shape[1:])
+        h = upcast(self.ema.eta).new_zeros(batch, *self.ema.eta.shape[1:])
         return MixerState(rate, [h], self.gated.cache(batch))
 
-    def run(self, u: Tensor, state: MixerState) -> Tensor:
-        """Average by the recurrence, and attend."""
+    def stream_chunk(self, u: Tensor, state: MixerState) -> Tensor:
+        """Average by the recurrence and attend."""
         assert state.cache is not None
         (h,), outputs = state.memory, []
         for x in u.unbind(1):

@@ -1,4 +1,4 @@
-"""Convolutions that depend on the input, by MRConv: gated as in Hyena, and in the place of MEGA's moving average."""
+"""Mixers that depend on their input, built on MRConv: gated as in Hyena, and in place of MEGA's moving average."""
 
 from __future__ import annotations
 
@@ -12,35 +12,31 @@ from torch.nn import functional as F
 from .._utils.checks import check_positive_int, valid_mask
 from ..layer import MRConv
 from ..streaming.state import MixerState
-from .mamba import short_conv
 from .mega import GatedAttention
-from .transformer import ProjectedMixer
+from .projected_mixer import ProjectedMixer, short_conv
 
 
 class WithMRConv(ProjectedMixer):
-    """A mixer with an MRConv in it, which merges as it does anywhere else.
+    """A mixer with an MRConv inside, which merges as any other.
 
-    It runs at one rate only: what stands around the MRConv counts in samples.
+    It runs at one rate only, because the parts around the MRConv count in samples.
     """
 
     takes_layer_options = True
 
-    def __init__(
-        self,
-        d_model: int,
-        l_max: int,
-        *,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **layer: Any,
-    ) -> None:
-        super().__init__(d_model, l_max, bidirectional)
+    def __init__(self, d_model: int, l_max: int, **layer: Any) -> None:
+        super().__init__(d_model, l_max, layer.get("bidirectional", False))
         if layer.get("heads", 1) != 1:
             raise ValueError(f"heads must be 1 in a mixer that gates channel by channel; got {layer['heads']!r}")
-        self.conv = MRConv(d_model, l_max, bidirectional=self.bidirectional, device=device, dtype=dtype, **layer)
+        self.conv = MRConv(d_model, l_max, **layer)
 
-    def begin(self, batch: int, rate: float) -> MixerState:
+    @property
+    def factory(self) -> dict[str, Any]:
+        """Device and dtype of the parameters."""
+        parameter = next(self.conv.parameters())
+        return {"device": parameter.device, "dtype": parameter.dtype}
+
+    def zero_state(self, batch: int, rate: float) -> MixerState:
         """Return the state of the MRConv."""
         return MixerState(rate, [], conv=self.conv.initial_state(batch))
 
@@ -48,46 +44,38 @@ class WithMRConv(ProjectedMixer):
 class MRHyena(WithMRConv):
     """y = W_o (x2 MRConv(x1 v)) + b_o, with (x1, x2, v) = short_conv(W u + b): a Hyena of order 2 (Poli et al., 2023).
 
-    Between two gates made of the input, the operator is diag(x2) K diag(x1), K the Toeplitz matrix of k_rep. The gates
-    stay outside of the branches, so that they merge as exactly as without.
+    The operator between the gates is diag(x2) K diag(x1), with K the Toeplitz matrix of k_rep. The gates are outside
+    of the branches, so that merging stays exact.
 
     Args:
+        d_model, l_max: as for `MRConv`.
         d_conv: taps of the short depthwise convolution; if bidirectional, it is centred.
-        layer: every other keyword goes to `MRConv`.
+        layer: options of `MRConv`, device and dtype.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        l_max: int,
-        *,
-        d_conv: int = 3,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **layer: Any,
-    ) -> None:
-        super().__init__(d_model, l_max, device=device, dtype=dtype, **layer)
+    def __init__(self, d_model: int, l_max: int, *, d_conv: int = 3, **layer: Any) -> None:
+        super().__init__(d_model, l_max, **layer)
         check_positive_int(d_conv=d_conv)
         inner = 3 * d_model
-        self.into = nn.Linear(d_model, inner, device=device, dtype=dtype)
-        self.short = nn.Conv1d(inner, inner, d_conv, groups=inner, device=device, dtype=dtype)
-        self.out = nn.Linear(d_model, d_model, device=device, dtype=dtype)
+        self.into = nn.Linear(d_model, inner, **self.factory)
+        self.short = nn.Conv1d(inner, inner, d_conv, groups=inner, **self.factory)
+        self.out = nn.Linear(d_model, d_model, **self.factory)
 
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        """Gate, convolve, gate; a centred short convolution must not see what the bias makes of padding."""
+        """Gate, convolve, gate; a centred short convolution must not read padding, which the bias makes nonzero."""
         x = self.into(u)
         if lengths is not None:
             x = x.masked_fill(~valid_mask(lengths, x), 0)
         x1, x2, v = short_conv(x, self.short, self._lead).chunk(3, -1)
         return self.out(x2 * self.conv(x1 * v, lengths, rate))
 
-    def begin(self, batch: int, rate: float) -> MixerState:
+    def zero_state(self, batch: int, rate: float) -> MixerState:
         """Return the last inputs of the short convolution, (B, d_conv - 1, 3 d_model), and the state of the MRConv."""
-        state = super().begin(batch, rate)
+        state = super().zero_state(batch, rate)
         past = self.short.weight.new_zeros(batch, self.short.kernel_size[0] - 1, self.short.in_channels)
         return dataclasses.replace(state, memory=[past])
 
-    def run(self, u: Tensor, state: MixerState) -> Tensor:
+    def stream_chunk(self, u: Tensor, state: MixerState) -> Tensor:
         """Gate, convolve, gate."""
         assert state.conv is not None
         x = self.into(u)
@@ -103,13 +91,12 @@ class MRHyena(WithMRConv):
 
 
 class MRConvAttention(WithMRConv):
-    """y = GatedAttention(x, silu(MRConv(x))): MEGA with an MRConv for the moving average (Ma et al., 2022).
+    """y = GatedAttention(x, silu(MRConv(x))): MEGA with an MRConv in place of the moving average (Ma et al., 2022).
 
     Args:
-        d_attention, d_value: channels of queries and keys, and of values (None: 2 d_model).
-        attention: "softmax" or "laplace".
-        chunk: length of the runs that attend to themselves only; None: the whole sequence.
-        layer: every other keyword goes to `MRConv`.
+        d_model, l_max: as for `MRConv`.
+        d_attention, d_value, attention, chunk: as for `GatedAttention`.
+        layer: options of `MRConv`, device and dtype.
     """
 
     def __init__(
@@ -121,11 +108,9 @@ class MRConvAttention(WithMRConv):
         d_value: int | None = None,
         attention: str = "softmax",
         chunk: int | None = 128,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **layer: Any,
     ) -> None:
-        super().__init__(d_model, l_max, device=device, dtype=dtype, **layer)
+        super().__init__(d_model, l_max, **layer)
         self.gated = GatedAttention(
             d_model,
             l_max,
@@ -134,19 +119,18 @@ class MRConvAttention(WithMRConv):
             attention=attention,
             chunk=chunk,
             bidirectional=self.bidirectional,
-            device=device,
-            dtype=dtype,
+            **self.factory,
         )
 
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Convolve and attend."""
         return self.gated(u, F.silu(self.conv(u, lengths, rate)), lengths)
 
-    def begin(self, batch: int, rate: float) -> MixerState:
+    def zero_state(self, batch: int, rate: float) -> MixerState:
         """Return the state of the MRConv and an empty cache."""
-        return dataclasses.replace(super().begin(batch, rate), cache=self.gated.cache(batch))
+        return dataclasses.replace(super().zero_state(batch, rate), cache=self.gated.cache(batch))
 
-    def run(self, u: Tensor, state: MixerState) -> Tensor:
+    def stream_chunk(self, u: Tensor, state: MixerState) -> Tensor:
         """Convolve and attend."""
         assert state.conv is not None
         assert state.cache is not None

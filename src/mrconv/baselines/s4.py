@@ -8,25 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .long_convolution import as_complex, parameter
-from .s4d import S4D, legs_normal_part
+from .hippo import legs_normal_part
+from .parameters import as_complex, as_parameter
+from .s4d import S4D
 
 
 class S4(S4D):
-    """x' = A x + B u, y = 2 Re(C x) + D u with A = diag(Lambda) - P P^*, HiPPO-LegS at first, bilinear in time.
+    """x' = A x + B u, y = 2 Re(C x) + D u with A = diag(Lambda) - P P^*, initialised to HiPPO-LegS, bilinear in time.
 
-    The kernel k[t] = C Abar^t Bbar, t < l_max, comes from its generating function at the roots of unity z:
+    The kernel k[t] = C Abar^t Bbar, t < l_max, is computed from its generating function at the roots of unity z:
 
         sum_t k[t] z^t = Ct (I - Abar z)^-1 Bbar,           with Ct = C (I - Abar^l_max), the trained parameter
                        = 2/(1+z) Ct (g - A)^-1 B,           g = (2/dt) (1-z)/(1+z)
                        = <Ct,B> - <Ct,P> <P,B> / (1 + <P,P>)  (Woodbury), <x,y> = sum_n x*_n y_n / (g - Lambda_n)
 
-    up to the factors of 2/(1+z) (section 3.2 and appendix C). Beyond l_max and at other rates C and Ct for that case
-    are solved for, which is exact but takes powers of dense N x N matrices.
+    up to the factors of 2/(1+z) (section 3.2 and appendix C). Beyond l_max and at other rates, C is recovered from Ct
+    and truncated again: exact, but with powers of dense N x N matrices.
 
     Args:
-        l_max: length for which the kernel costs least.
-        d_state, n_ssm, dt_min, dt_max, bidirectional: as for `S4D`.
+        l_max: length at which the kernel is cheapest to compute.
+        d_state, options: as for `S4D`, without init and discretization.
     """
 
     kernel_parameters = (*S4D.kernel_parameters, "P")
@@ -34,7 +35,7 @@ class S4(S4D):
 
     def __init__(self, d_model: int, l_max: int, *, d_state: int = 64, **options: Any) -> None:
         super().__init__(d_model, l_max, d_state=d_state, init="legs", discretization="bilinear", **options)
-        self.P = parameter(legs_normal_part(d_state)[2].repeat(self.n_ssm, 1), self.B.device, self.B.dtype)
+        self.P = as_parameter(legs_normal_part(d_state)[2].repeat(self.n_ssm, 1), **self.factory)
         if not self.C.is_meta:
             with torch.no_grad():
                 self.C.copy_(torch.view_as_real(self._truncated(as_complex(self.C), l_max, 1.0)))
@@ -49,8 +50,8 @@ class S4(S4D):
         if rate != 1 or length > n:
             C, n = self._truncated(self.output(), length, rate), length
         A, P, B = self.system()
-        rows = torch.cat([C, P.conj()[None]])  # (directions + 1, d_model, N/2)
-        products = torch.stack([rows * B, rows * P], 1)
+        left = torch.cat([C, P.conj()[None]])  # (n_directions + 1, d_model, N/2)
+        products = torch.stack([left * B, left * P], 1)
         z = torch.exp(-2j * math.pi / n * torch.arange(n // 2 + 1, device=C.device, dtype=torch.float64)).to(C.dtype)
         sums, half = cauchy(products, self.dt(rate) * A, z) * self.dt(rate), (1 + z) / 2
         with_b, with_p = sums[:, 0], sums[:, 1]
@@ -58,7 +59,7 @@ class S4(S4D):
         return torch.fft.irfft(spectrum, n)[..., :length]
 
     def dense(self, rate: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return Abar (d_model, N, N) and Bbar (d_model, N), for the state and then its conjugate."""
+        """Return Abar (d_model, N, N) and Bbar (d_model, N) of the full state: its first half, then the conjugates."""
         A, P, B = map(with_conjugates, self.system())
         A = torch.diag_embed(A) - P[..., :, None] * P.conj()[..., None, :]
         one, half = torch.eye(A.shape[-1], device=A.device), self.dt(rate)[..., None] / 2
@@ -66,7 +67,7 @@ class S4(S4D):
         return solved[..., :-1], solved[..., -1]
 
     def output(self) -> Tensor:
-        """Return C (directions, d_model, N/2), from the parameter Ct."""
+        """Return C (n_directions, d_model, N/2), from the parameter Ct."""
         power = torch.linalg.matrix_power(self.dense()[0], self.l_max)
         one = torch.eye(power.shape[-1], device=power.device)
         C = torch.linalg.solve(one - power, with_conjugates(as_complex(self.C))[..., None, :], left=False)
@@ -82,7 +83,7 @@ class S4(S4D):
         return self.output(), self.dt(rate), *self.system()
 
     def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
-        """(I - dt A/2) x <- (I + dt A/2) x + dt B u in O(N): A is diagonal but for one rank."""
+        """Solve (I - dt A/2) x <- (I + dt A/2) x + dt B u in O(N): A is diagonal plus rank one."""
         C, dt, A, P, B = constants
         x = torch.view_as_complex(memory[0])
         x = x + dt / 2 * (A * x - P * inner(P, x)) + dt * B * u[..., None]
@@ -95,8 +96,8 @@ class S4(S4D):
 def cauchy(v: Tensor, mu: Tensor, z: Tensor) -> Tensor:
     """Return 2/(1+z) sum_n (v_n / (g - mu_n) + its conjugate), g = 2 (1-z)/(1+z): (..., D, N/2) -> (..., D, F).
 
-    With h = (1+z)/2 a pair is (2 Re(v) (1-z) - 2 Re(v mu^*) h) over a quadratic whose coefficients are real: nothing
-    to divide by at z = -1, and one table of quotients, (D, N/2, F), for all the sums.
+    With h = (1+z)/2 a pair is (2 Re(v) (1-z) - 2 Re(v mu^*) h) over a quadratic with real coefficients. This has no
+    singularity at z = -1, and all sums share one table of quotients, (D, N/2, F).
     """
     a, h = 1 - z, (1 + z) / 2
     table = 1 / (a * a - 2 * mu.real[..., None] * (a * h) + mu.abs().square()[..., None] * (h * h))
@@ -106,10 +107,10 @@ def cauchy(v: Tensor, mu: Tensor, z: Tensor) -> Tensor:
 
 
 def with_conjugates(x: Tensor) -> Tensor:
-    """Return the whole of a vector that is kept as one half of conjugate pairs."""
+    """Return the full vector of conjugate pairs from its first half."""
     return torch.cat([x, x.conj()], -1)
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Return x^* y over whole vectors, from halves: (..., N/2) -> (..., 1), real."""
+    """Return x^* y of the full vectors, from their first halves: (..., N/2) -> (..., 1), real."""
     return 2 * (x.conj() * y).sum(-1, keepdim=True).real

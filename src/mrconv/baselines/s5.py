@@ -12,23 +12,26 @@ from .._utils.checks import check_choice, check_positive_int
 from ..mixers import Mixer
 from ..ops import compute_dtype
 from ..streaming.state import MixerState
-from .long_convolution import as_complex, normal, parameter, wide
-from .s4d import check_even, discretize, legs_normal_part, log_uniform
+from .hippo import check_even, legs_normal_part
+from .parameters import as_complex, as_parameter, log_uniform, standard_normal, upcast
+from .s4d import discretize
+from .scans import constant_scan
 
 
 class S5(Mixer):
     """x' = A x + B u, y = 2 Re(C x) + D u with vectors u, y (d_model) and a diagonal A (N/2), discretised per state.
 
-    The states x[t] = Abar x[t-1] + Bbar u[t] come from a scan that is associative and so has logarithmic depth.
+    The states x[t] = Abar x[t-1] + Bbar u[t] are computed by a parallel scan of logarithmic depth.
 
     Args:
         d_model: channels of the input and the output, mixed by B and C.
         l_max: not used: the recurrence has no end.
-        d_state: N; the state is N/2 complex numbers, whose conjugates make up the other half.
-        blocks: how many HiPPO-LegS blocks A is made of at first.
+        d_state: N; the state is N/2 complex numbers, whose conjugates are the other half.
+        blocks: number of HiPPO-LegS blocks in the initial A.
         discretization: "zoh" or "bilinear".
-        dt_min, dt_max: range of the step sizes, drawn log-uniformly.
-        bidirectional: a second C, which reads the states of a scan from the end; u[t] is in both.
+        dt_min, dt_max: range of the initial step sizes, drawn log-uniformly.
+        bidirectional: add a second C, which reads the states of a scan from the end; u[t] is in both.
+        factory: device and dtype of the parameters.
     """
 
     continuous = True
@@ -45,8 +48,7 @@ class S5(Mixer):
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__(d_model, l_max, bidirectional)
         check_choice("discretization", discretization, ("zoh", "bilinear"))
@@ -57,67 +59,52 @@ class S5(Mixer):
         self.d_state, self.discretization = d_state, discretization
         A, _, _, V = legs_normal_part(d_state // blocks)
         A, V = A.repeat(blocks), torch.block_diag(*[V] * blocks)
-        B = normal(d_state, d_model) / d_model**0.5
-        C = normal(self.n_directions, d_model, d_state) * (2 / d_state) ** 0.5
-        self.log_dt = parameter(log_uniform(dt_min, dt_max, d_state // 2), device, dtype)
-        self.log_decay = parameter((-A.real).log(), device, dtype)
-        self.frequency = parameter(A.imag, device, dtype)
-        self.B = parameter(V.mH @ B.to(V.dtype), device, dtype)  # (N/2, d_model, 2)
-        self.C = parameter(C.to(V.dtype) @ V, device, dtype)  # (directions, d_model, N/2, 2)
-        self.D = parameter(normal(d_model), device, dtype)
+        B = standard_normal(d_state, d_model) / d_model**0.5
+        C = standard_normal(self.n_directions, d_model, d_state) * (2 / d_state) ** 0.5
+        self.log_dt = as_parameter(log_uniform(dt_min, dt_max, d_state // 2), **factory)
+        self.log_decay = as_parameter((-A.real).log(), **factory)
+        self.frequency = as_parameter(A.imag, **factory)
+        self.B = as_parameter(V.mH @ B.to(V.dtype), **factory)  # (N/2, d_model, 2)
+        self.C = as_parameter(C.to(V.dtype) @ V, **factory)  # (n_directions, d_model, N/2, 2)
+        self.D = as_parameter(standard_normal(d_model), **factory)
 
     def discretized(self, rate: float) -> tuple[Tensor, Tensor]:
         """Return Abar (N/2,) and Bbar (N/2, d_model)."""
-        A = torch.complex(-wide(self.log_decay).exp(), wide(self.frequency))[:, None]
-        dt = wide(self.log_dt).exp()[:, None] / rate
+        A = torch.complex(-upcast(self.log_decay).exp(), upcast(self.frequency))[:, None]
+        dt = upcast(self.log_dt).exp()[:, None] / rate
         log_a, B = discretize(A, as_complex(self.B), dt, self.discretization)
         return log_a[:, 0].exp(), B
 
     def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
-        """Scan the inputs in, forwards and, if bidirectional, backwards."""
+        """Scan the inputs forwards and, if bidirectional, backwards."""
         A, B = self.discretized(rate)
         u = x.transpose(1, 2).to(compute_dtype(x, self.D))
         drive = torch.complex(u @ B.real.T, u @ B.imag.T)  # (B, L, N/2)
-        y = u * self.D + self._read(linear_scan(A, drive), 0)
+        y = u * self.D + self._read_out(constant_scan(A, drive), 0)
         if self.bidirectional:
-            y = y + self._read(linear_scan(A, drive.flip(1)).flip(1), 1)
+            y = y + self._read_out(constant_scan(A, drive.flip(1)).flip(1), 1)
         y = y.transpose(1, 2).to(x.dtype)
         return F.gelu(y) if gelu else y
 
-    def begin(self, batch: int, rate: float) -> MixerState:
-        """Return x = 0, (B, N/2, 2), as pairs of real numbers."""
-        return MixerState(rate, [wide(self.C).new_zeros(batch, self.d_state // 2, 2)])
+    def zero_state(self, batch: int, rate: float) -> MixerState:
+        """Return x = 0, (B, N/2, 2), as real pairs."""
+        return MixerState(rate, [upcast(self.C).new_zeros(batch, self.d_state // 2, 2)])
 
     def constants(self, rate: float) -> tuple[Tensor, ...]:
         """Return Abar and Bbar."""
         return self.discretized(rate)
 
     def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:
-        """x <- Abar x + Bbar u, y = 2 Re(C x) + D u."""
+        """Compute x <- Abar x + Bbar u, y = 2 Re(C x) + D u."""
         A, B = constants
         x = A * torch.view_as_complex(memory[0]) + u.to(B.dtype) @ B.T
-        return self._read(x, 0) + self.D * u, [torch.view_as_real(x)]
+        return self._read_out(x, 0) + self.D * u, [torch.view_as_real(x)]
 
-    def _read(self, states: Tensor, direction: int) -> Tensor:
+    def _read_out(self, states: Tensor, direction: int) -> Tensor:
+        """Return 2 Re(C x)."""
         C = as_complex(self.C[direction])
         return 2 * (states.real @ C.real.T - states.imag @ C.imag.T)
 
     def extra_repr(self) -> str:
-        """Return what `print` shows of the mixer."""
+        """Return the description that `print` shows."""
         return f"{super().extra_repr()}, d_state={self.d_state}, discretization={self.discretization!r}"
-
-
-def linear_scan(a: Tensor, b: Tensor) -> Tensor:
-    """Return x[t] = a x[t-1] + b[t] for a (N,), b (..., L, N), with O(L) work in O(log L) parallel steps.
-
-    Pairs of steps make one step of the same kind, with a^2: that scan gives every other x, and the rest follow. As a
-    is the same at all times this is half the work of a scan over pairs (a, b) such as torch's associative_scan.
-    """
-    if b.shape[-2] == 1:
-        return b
-    even, odd = b[..., ::2, :], b[..., 1::2, :]
-    pairs = odd.shape[-2]
-    odd = linear_scan(a * a, a * even[..., :pairs, :] + odd)
-    even = torch.cat([even[..., :1, :], even[..., 1:, :] + a * odd[..., : even.shape[-2] - 1, :]], -2)
-    both = torch.stack([even[..., :pairs, :], odd], -2).flatten(-3, -2)
-    return torch.cat([both, even[..., pairs:, :]], -2)

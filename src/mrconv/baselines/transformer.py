@@ -9,37 +9,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._utils.checks import check_choice, check_positive_int
-from ..mixers import Mixer
 from ..ops import compute_dtype
 from ..streaming.state import KeyValueCache, MixerState
-
-
-class ProjectedMixer(Mixer):
-    """A mixer with linear projections. It needs the lengths, because biases make padding nonzero.
-
-    Autocast stays enabled, for the projections.
-    """
-
-    projects = True
-
-    def transform(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool) -> Tensor:
-        """Mix u (B, L, d_model), in u's dtype."""
-        y = self.mix_padded(u, lengths, rate)
-        return (F.gelu(y) if gelu else y).to(u.dtype)
-
-    def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        """Mix u (B, L, d_model), which is zero from `lengths` on; the output there is discarded."""
-        raise NotImplementedError
+from .projected_mixer import ProjectedMixer
 
 
 class Attention(ProjectedMixer):
     """y = W_o concat_h softmax(q_h k_h^T / sqrt(E)) v_h, with q, k, v = W u + b and E = d_model / n_heads.
 
     Args:
+        d_model: number of channels.
         l_max: number of learned positions; with rotary positions inputs may have any length.
-        n_heads: attention heads; has to divide d_model.
-        positions: "rotary" (q and k turn with their position), "learned" (an embedding is added to u) or "none".
-        bidirectional: attend to all positions, not only to those up to one's own.
+        n_heads: number of attention heads; must divide d_model.
+        positions: "rotary" (rotates q and k by their position), "learned" (adds an embedding to u) or "none".
+        bidirectional: attend to all positions instead of the current and earlier ones only.
+        factory: device and dtype of the parameters.
     """
 
     def __init__(
@@ -50,15 +34,13 @@ class Attention(ProjectedMixer):
         n_heads: int = 4,
         positions: str = "rotary",
         bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__(d_model, l_max, bidirectional)
         check_positive_int(n_heads=n_heads)
         check_choice("positions", positions, ("rotary", "learned", "none"))
         if d_model % n_heads:
             raise ValueError(f"n_heads must divide d_model = {d_model}; got {n_heads}")
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.n_heads, self.positions = n_heads, positions
         self.qkv = nn.Linear(d_model, 3 * d_model, **factory)
         self.out = nn.Linear(d_model, d_model, **factory)
@@ -68,17 +50,17 @@ class Attention(ProjectedMixer):
             nn.init.normal_(self.embedding, std=0.02)
 
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        """Attend; padding needs a mask only where a query could look ahead at it."""
+        """Attend; padding needs a mask only if a query can attend to later positions."""
         L = u.shape[1]
-        q, k, v = self.project(self.placed(u, slice(L), L), 0)
+        q, k, v = self.project(self.embed_positions(u, slice(L), L), 0)
         mask = None
         if self.bidirectional and lengths is not None:
             mask = key_mask(lengths.to(u.device), L)[:, None, None]
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not self.bidirectional)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def placed(self, u: Tensor, positions: slice | Tensor, end: int) -> Tensor:
-        """Return u (B, L, d_model) with the embedding of its positions, all before `end`, if they are learned."""
+    def embed_positions(self, u: Tensor, positions: slice | Tensor, end: int) -> Tensor:
+        """Add the learned embedding of positions, all below `end`, to u (B, L, d_model), if there is one."""
         if self.embedding is None:
             return u
         if end > self.l_max:
@@ -89,36 +71,36 @@ class Attention(ProjectedMixer):
         return u + self.embedding[positions]
 
     def project(self, u: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (B, n_heads, L, E) of u (B, L, d_model), which begins at `start`."""
+        """Return queries, keys and values (B, n_heads, L, E) of u (B, L, d_model), whose first position is `start`."""
         q, k, v = self.qkv(u).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         if self.positions == "rotary":
             q, k = rotate(q, start), rotate(k, start)
         return q, k, v
 
-    def begin(self, batch: int, rate: float) -> MixerState:
+    def zero_state(self, batch: int, rate: float) -> MixerState:
         """Return an empty cache of keys and values, (B, n_heads, 0, E) each."""
-        none = self.out.weight.new_empty(batch, self.n_heads, 0, self.d_model // self.n_heads)
-        return MixerState(rate, [], KeyValueCache.empty(none, none))
+        empty = self.out.weight.new_empty(batch, self.n_heads, 0, self.d_model // self.n_heads)
+        return MixerState(rate, [], KeyValueCache.empty(empty, empty))
 
-    def run(self, u: Tensor, state: MixerState) -> Tensor:
-        """Append the positions' keys and values to the cache and attend to all of it."""
+    def stream_chunk(self, u: Tensor, state: MixerState) -> Tensor:
+        """Append the keys and values of u to the cache and attend to all of it."""
         assert state.cache is not None
         before, new = state.cache.time, state.cache.next_positions(u.shape[1])
-        u = self.placed(u, new - 1, 0 if self.embedding is None else int(new.max()))
-        q, k, v = self.project(u, before)  # rotary positions count as distances only
+        u = self.embed_positions(u, new - 1, 0 if self.embedding is None else int(new.max()))
+        q, k, v = self.project(u, before)  # rotary positions enter as distances only
         keys, values, place = state.cache.extend(k, v, new)
         if before == 0:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            seen = (place > 0)[:, None] & (place[:, None] <= new[..., None])  # (B, T, n)
-            y = F.scaled_dot_product_attention(q, keys.to(q.dtype), values.to(q.dtype), seen[:, None])
+            visible = (place > 0)[:, None] & (place[:, None] <= new[..., None])  # (B, T, n)
+            y = F.scaled_dot_product_attention(q, keys.to(q.dtype), values.to(q.dtype), visible[:, None])
         return self.out(y.transpose(1, 2).flatten(2))
 
 
 def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
-    """Turn the pairs (x_i, x_{i + E/2}) of position t by t base^(-2i/E), so that q_s . k_t depends on s - t only.
+    """Rotate the pairs (x_i, x_{i + E/2}) of position t by t base^(-2i/E), so that q_s . k_t depends on s - t only.
 
-    x (..., L, E) begins at position `start`; with E odd the last channel does not turn.
+    The first position of x (..., L, E) is `start`; if E is odd the last channel is not rotated.
     """
     half = x.shape[-1] // 2
     dtype = compute_dtype(x)
@@ -131,9 +113,9 @@ def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
 
 
 def key_mask(lengths: Tensor, size: int, chunk: int | None = None) -> Tensor:
-    """Return (B, size), true for keys before `lengths` (B,), and for the first of each chunk.
+    """Return (B, size), true for keys before `lengths` (B,) and for the first key of each chunk.
 
-    The first is padding only if all of its chunk is; letting it be seen keeps a softmax over nothing from being NaN.
+    The first key is padding only if its whole chunk is; without it, a softmax over no keys would be NaN.
     """
     t = torch.arange(size, device=lengths.device)
     return (t < lengths[:, None]) | (t % (chunk or size) == 0)
