@@ -1,4 +1,4 @@
-"""Every Python block of the README and the docs runs, in order, page by page."""
+"""Every Python block of the README and the docs runs, and the pages agree with the records, the site and each other."""
 
 import contextlib
 import io
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from mrconv.kernels import protocol as base
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHER_PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "src/mrconv/ops/README.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -26,7 +28,7 @@ def _clean(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("_clean")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_block_of_the_page_runs(page):
+def test_python_blocks_of_the_page_run(page):
     namespace = {"__name__": "page"}
     text = page.read_text()
     for match in BLOCK.finditer(text):
@@ -39,18 +41,34 @@ def test_every_block_of_the_page_runs(page):
 def test_the_pages_have_the_blocks_they_should():
     counts = {page.name: len(BLOCK.findall(page.read_text())) for page in PAGES}
     assert counts["README.md"] >= 4
+    assert counts["quickstart.md"] >= 4
     assert counts["tour.md"] >= 8
     assert counts["kernels.md"] >= 2
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
-def test_links_between_pages_lead_somewhere(page):
+def test_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_site_navigation_names_every_page():
+    def pages(node):
+        if isinstance(node, str):
+            return [node]
+        return [page for child in (node.values() if isinstance(node, dict) else node) for page in pages(child)]
+
+    named = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert len(set(named)) == len(named)
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} <= set(named)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda p: p.name)
+def test_links_between_pages_lead_to_a_file(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
 
 
-def test_figures_on_the_page_are_those_recorded():
+def test_errors_on_the_page_are_those_recorded():
     results = json.loads((ROOT / "benchmarks/results/exactness.json").read_text())["results"]
     page = (ROOT / "docs/exactness.md").read_text()
     for rows in results.values():
@@ -70,16 +88,34 @@ def test_times_on_the_page_are_those_recorded():
             assert f"| {label} | " + " | ".join(f"{ms:.{digits}f}" for ms in times) + " |" in page, label
 
 
-def test_times_of_models_on_the_pages_are_those_recorded():
-    rows = json.loads((ROOT / "benchmarks/results/model-h200-bfloat16.json").read_text())["rows"]
-    page, readme = ((ROOT / name).read_text() for name in ("docs/performance.md", "README.md"))
-    for row in rows:
-        ours, merged = row["training"]["ours"], row["inference"]["merged"]
-        for found in (ours, merged):
-            times = [found[way] for way in ("compile_graph_ms", "graph_ms", "ms")]
+def test_times_of_models_on_the_page_are_those_recorded():
+    page = (ROOT / "docs/performance.md").read_text()
+    for row in json.loads((ROOT / "benchmarks/results/model-h200-bfloat16.json").read_text())["rows"]:
+        for result in (row["training"]["ours"], row["inference"]["merged"]):
+            times = [result[timing] for timing in ("compile_graph_ms", "graph_ms", "ms")]
             assert f"| {row['shape']['name']} | " + " | ".join(f"{ms:.1f}" for ms in times) + " |" in page
-    for found in ([row["training"]["ours"] for row in rows], [row["inference"]["merged"] for row in rows]):
-        assert " | ".join(f"{each['compile_graph_ms']:.1f}" for each in found) in readme
+
+
+def test_speed_ratios_of_the_readme_are_those_recorded():
+    rows = json.loads((ROOT / "benchmarks/results/model-h200-bfloat16.json").read_text())["rows"]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for name, other, ours in (("training", "branches", "ours"), ("inference", "dense", "merged")):
+        times = [(row[name][other]["graph_ms"], row[name][ours]["graph_ms"]) for row in rows]
+        ratios = [other_ms / our_ms for other_ms, our_ms in times if other_ms is not None]
+        assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" in readme
+
+
+def test_accuracies_of_the_readme_are_those_of_the_results_page():
+    results = (ROOT / "docs/results.md").read_text().splitlines()
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in results if line.startswith("| ")}
+    for line in (ROOT / "README.md").read_text().splitlines():
+        task, *cells = line.strip("| ").split(" | ")
+        if f"{task.lower()}-base" in rows:
+            recorded = rows[f"{task.lower()}-base"]
+            assert cells[0].removesuffix(" (2 seeds)") == recorded[3]
+            assert cells[1] == recorded[5]
+            assert " ".join(reversed(cells[2].replace("(", "").replace(")", "").split(" ", 1))) == recorded[7]
+            assert cells[3].split()[0].rstrip(",") == recorded[9]
 
 
 def test_times_of_steps_on_the_page_are_those_recorded():
