@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mrconv import LanguageModel, reparameterize
 from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, free, progress, timed
-from mrconv.generation import draw
+from mrconv.generation import sample_tokens
 
 KINDS: dict[str, dict[str, Any]] = {
     "fourier": {"kernel": "fourier", "kernel_size": 32},
@@ -55,18 +54,13 @@ def measured(name: str, history: int, options: argparse.Namespace) -> dict[str, 
     def step() -> None:
         nonlocal token, state
         logits, state = model.step(token, state)
-        token = drawn(logits)
+        token = sample_tokens(logits)
 
     prefill = timed(begin, options.device)
     found = {name: speed(step, options) | {"prefill_ms": prefill, "MiB": state.nbytes / 2**20}}
     if name in RECOMPUTED:
-        found[f"{name}, recomputed"] = speed(lambda: drawn(model(prompt)[:, -1]), options) | {"prefill_ms": 0.0}
+        found[f"{name}, recomputed"] = speed(lambda: sample_tokens(model(prompt)[:, -1]), options) | {"prefill_ms": 0.0}
     return found
-
-
-def drawn(logits: Tensor) -> Tensor:
-    """Return a token of each sequence."""
-    return draw(logits, 1.0, None, None, None)
 
 
 def speed(step: Callable[[], Any], options: argparse.Namespace) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Random inputs that a model takes."""
+"""Random example inputs for any model."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from .vision.convnext import MRConvNeXt
 
 
 def random_inputs(model: Model, batch: int = 1, length: int | None = None, padded: bool = False) -> tuple[Tensor, ...]:
-    """Return what `model(...)` takes: tokens or values of one sequence or two, and if `padded` their lengths; pictures.
+    """Return random arguments for `model(...)`: images, or one sequence (two for a two-tower model).
 
-    Without a length, of the one that the model was made for.
+    Args:
+        model: determines number, shape, dtype and device of the inputs.
+        batch: number of examples.
+        length: of the sequences; None means the model's l_max.
+        padded: return random lengths (batch,) of each sequence too.
     """
-    c: Any = model.config
-    own = next(model.parameters())
+    config: Any = model.config
+    parameter = next(model.parameters())
+    factory: Any = {"device": parameter.device, "dtype": parameter.dtype}
     if isinstance(model, MRConvNeXt):
-        return (torch.randn(batch, c.in_channels, *model.image_size, device=own.device, dtype=own.dtype),)
-    length = length or c.l_max
-    channels = c.d_input or c.d_model
+        return (torch.randn(batch, config.in_channels, *model.image_size, **factory),)
+    length = length or config.l_max
 
     def sequence() -> Tensor:
-        if c.vocab_size is not None:
-            return torch.randint(c.vocab_size, (batch, length), device=own.device)
-        return torch.randn(batch, length, channels, device=own.device, dtype=own.dtype)
+        if config.vocab_size is not None:
+            return torch.randint(config.vocab_size, (batch, length), device=parameter.device)
+        return torch.randn(batch, length, config.d_input or config.d_model, **factory)
 
-    several = 2 if isinstance(model, TwoTowerClassifier) else 1
-    ends = [torch.randint(1, length + 1, (batch,), device=own.device) for _ in range(several if padded else 0)]
-    return *(sequence() for _ in range(several)), *ends
+    count = 2 if isinstance(model, TwoTowerClassifier) else 1
+    sequences = [sequence() for _ in range(count)]
+    lengths = [torch.randint(1, length + 1, (batch,), device=parameter.device) for _ in range(count if padded else 0)]
+    return *sequences, *lengths

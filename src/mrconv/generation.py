@@ -1,52 +1,57 @@
-"""Text from a language model, token by token, with a state instead of a growing past."""
+"""Generation of tokens from a language model, one streaming step per token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ._utils.checks import check_positive_int
-
-if TYPE_CHECKING:
-    from .model import LanguageModel
+from .streaming.streaming_module import StreamingModule
 
 Callback = Callable[[Tensor], None]
-"""Called with each new token of all sequences, (B,), as soon as it is drawn."""
+"""A function called with each new token of all sequences, (B,), as soon as it is sampled."""
 
 
-def restricted(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Return logits (B, V) with all but the top_k, and then all but the fewest that have probability top_p, at -inf."""
+def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
+    """Return logits (B, V) with unlikely tokens at -inf.
+
+    `top_k` keeps that many tokens; `top_p` then keeps the fewest whose probabilities sum to at least top_p.
+    """
     if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        smallest_kept = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
     if top_p is not None and top_p < 1:
-        ordered, index = logits.sort(-1, descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        over = before >= top_p
-        over[..., 0] = False  # the likeliest stays, however small top_p is
-        out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, index, over)
-        logits = logits.masked_fill(out, -torch.inf)
+        descending, index = logits.sort(-1, descending=True)
+        preceding = descending.softmax(-1).cumsum(-1) - descending.softmax(-1)
+        dropped = preceding >= top_p
+        dropped[..., 0] = False  # keep the most likely token, however small top_p is
+        mask = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, index, dropped)
+        logits = logits.masked_fill(mask, -torch.inf)
     return logits
 
 
-def draw(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+def sample_tokens(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return a token (B,) for logits (B, V); at temperature 0 the likeliest."""
+    """Sample a token (B,) from logits (B, V); temperature 0 selects the most likely."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float() - logits.float().amax(-1, keepdim=True)  # none overflows, however small the temperature is
+    logits = logits.float() - logits.float().amax(-1, keepdim=True)  # no overflow at small temperatures
     limits = torch.finfo(logits.dtype)
-    odds = restricted(logits / min(max(temperature, limits.tiny), limits.max), top_k, top_p).softmax(-1)
-    return torch.multinomial(odds, 1, generator=generator)[:, 0]
+    scaled = logits / min(max(temperature, limits.tiny), limits.max)
+    probabilities = filter_logits(scaled, top_k, top_p).softmax(-1)
+    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
 
 
 @torch.no_grad()
 def generate(
-    model: LanguageModel,
+    model: StreamingModule,
     prompt: Tensor,
     new_tokens: int,
     *,
@@ -57,9 +62,19 @@ def generate(
     generator: torch.Generator | None = None,
     callback: Callback | None = None,
 ) -> Tensor:
-    """Return what follows the prompts (B, T >= 1): up to new_tokens tokens each, (B, n).
+    """Continue each prompt and return the new tokens (B, n), n <= new_tokens.
 
-    A sequence that has drawn a token of `stop` repeats it; when all have, it is over.
+    Args:
+        model: a `LanguageModel`, or another module that streams tokens to logits.
+        prompt: tokens (B, T) with T >= 1.
+        new_tokens: largest number of tokens to generate.
+        temperature: divides the logits; 0 selects the most likely token.
+        top_k: sample among the top_k most likely tokens.
+        top_p: sample among the fewest tokens whose probabilities sum to at least top_p.
+        stop: tokens that end a sequence. An ended sequence repeats its last token; generation stops when all have
+            ended.
+        generator: random number generator to sample with.
+        callback: called with each new token of all sequences.
     """
     check_positive_int(new_tokens=new_tokens)
     if prompt.ndim != 2 or prompt.shape[1] == 0:
@@ -71,17 +86,16 @@ def generate(
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be in (0, 1]; got {top_p}")
     logits, state = model.prefill(prompt)
-    logits, found = logits[:, -1], []
-    ends = torch.tensor(sorted(stop), device=prompt.device, dtype=prompt.dtype)
-    token = prompt[:, -1]
-    over = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    logits, tokens = logits[:, -1], [prompt[:, -1]]
+    stop_tokens = torch.tensor(sorted(stop), device=prompt.device, dtype=prompt.dtype)
+    ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for i in range(new_tokens):
-        token = torch.where(over, token, draw(logits, temperature, top_k, top_p, generator).to(prompt.dtype))
-        found.append(token)
+        sampled = sample_tokens(logits, temperature, top_k, top_p, generator).to(prompt.dtype)
+        tokens.append(torch.where(ended, tokens[-1], sampled))
         if callback is not None:
-            callback(token)
-        over = over | torch.isin(token, ends)
-        if i + 1 == new_tokens or (len(ends) and bool(over.all())):
+            callback(tokens[-1])
+        ended = ended | torch.isin(tokens[-1], stop_tokens)
+        if i + 1 == new_tokens or (len(stop_tokens) and bool(ended.all())):
             break
-        logits, state = model.step(token, state)
-    return torch.stack(found, 1)
+        logits, state = model.step(tokens[-1], state)
+    return torch.stack(tokens[1:], 1)

@@ -1,4 +1,4 @@
-"""The paper's optimizer groups, for plain PyTorch."""
+"""Parameter groups for PyTorch optimizers, as in the paper."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from .kernels import Kernel
 
 
 def param_groups(model: nn.Module, lr: float, weight_decay: float, kernel_lr: float = 0.001) -> list[dict[str, Any]]:
-    """Return three groups for an optimizer such as AdamW, with every trainable parameter in exactly one.
+    """Return up to three groups for an optimizer such as AdamW; every trainable parameter is in exactly one.
 
-    Kernel parameters (a merged kernel too) get `kernel_lr` and no weight decay; biases, norms, alpha and the
-    layer scale gamma get `lr` and no weight decay; the rest gets both.
+    Kernel parameters, merged kernels included, have `kernel_lr` and no weight decay. Biases, norms, alpha and the layer
+    scale gamma have `lr` and no weight decay. All other parameters have `lr` and `weight_decay`.
     """
     kernel: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []
     seen: set[nn.Parameter] = set()
 
     def visit(module: nn.Module, in_kernel: bool) -> None:
         in_kernel = in_kernel or isinstance(module, Kernel)
-        named = getattr(module, "kernel_parameters", ())  # of a mixer: its parameters or modules that make the kernel
+        kernel_names = getattr(module, "kernel_parameters", ())  # of a `Mixer`: parameters or submodules
         for name, p in module.named_parameters(recurse=False):
             if p in seen or not p.requires_grad:
                 continue
             seen.add(p)
-            if in_kernel or name in named:
+            if in_kernel or name in kernel_names:
                 kernel.append(p)
             elif name in ("bias", "gamma") or isinstance(module, (Branches, _BatchNorm, nn.LayerNorm)):
-                plain.append(p)
+                undecayed.append(p)
             else:
                 decayed.append(p)
         for name, child in module.named_children():
-            visit(child, in_kernel or name in named)
+            visit(child, in_kernel or name in kernel_names)
 
     visit(model, False)
     groups = [
         {"params": decayed, "lr": lr, "weight_decay": weight_decay},
-        {"params": plain, "lr": lr, "weight_decay": 0.0},
+        {"params": undecayed, "lr": lr, "weight_decay": 0.0},
         {"params": kernel, "lr": kernel_lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -1,4 +1,4 @@
-"""What a model is made of: parameters before and after the merge, and floating-point operations, part by part."""
+"""Parameters of a model, before and after merging, and its floating-point operations, by part."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ from .vision.flattening import DepthwiseConv, FlatMixer
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a model, for one input: `linear` and `mixing` are floating-point operations, 2 to a multiply-add.
+    """One part of a model, with its operations for one input.
 
-    Mixing is what convolutions and their like take (FFTs: 5/2 n log2 n for n real numbers, and the product of spectra;
-    a kernel's own spectrum, once per batch, is left out); linear is all other products of matrices.
+    Attributes:
+        name: of the submodule.
+        description: of its mixers.
+        parameters: before merging.
+        merged: parameters after merging.
+        linear: floating-point operations of matrix products, two per multiply-add.
+        mixing: floating-point operations of mixers. An FFT of n real numbers counts as 5/2 n log2 n, to which the
+            product of spectra is added. The kernel's spectrum, computed once per batch, is not counted.
     """
 
     name: str
-    what: str
+    description: str
     parameters: int
     merged: int
     linear: int
@@ -37,23 +43,23 @@ class Part:
 
 
 def fft_conv_flops(u: Any, kernel: Any, bias: Any, spectrum: Any, lead: int, *rest: Any, **options: Any) -> int:
-    """Count `mrconv::fft_conv` of u (B, C, L) and a kernel (C, K) that looks ahead by `lead`."""
+    """Count the operations of `mrconv::fft_conv` for u (B, C, L) and a kernel (C, K) with `lead` taps before lag 0."""
     B, C, L = u
     n = ops.fast_length(max(L + min(kernel[1] - lead, L) - 1, L + min(lead, L - 1)))
     return int(B * C * (2 * 2.5 * n * math.log2(n) + 6 * (n // 2 + 1)))
 
 
 def tap_conv_flops(u: Any, values: Any, *rest: Any, **options: Any) -> int:
-    """Count `mrconv::tap_conv` of u (B, C, L) and values (C, T)."""
+    """Count the operations of `mrconv::tap_conv` for u (B, C, L) and values (C, T)."""
     return 2 * math.prod(u) * int(values[1])
 
 
 def attention_flops(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> int:
-    """Count attention as torch does on other devices; on a CPU it leaves it out."""
+    """Count the operations of attention on a CPU, which torch counts on other devices only."""
     return sdpa_flop_count(query, key, value)
 
 
-COUNTED = {
+FLOP_COUNTERS = {
     torch.ops.mrconv.fft_conv: fft_conv_flops,
     torch.ops.mrconv.tap_conv: tap_conv_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
@@ -61,40 +67,40 @@ COUNTED = {
 
 
 @torch.no_grad()
-def parts(model: Model) -> list[Part]:
-    """Return the parts of a model, merged if it is not yet, on one input."""
+def summarize(model: Model) -> list[Part]:
+    """Return the parts of a model with the operations of its merged form for one input; the model is not changed."""
     merged = reparameterize(copy.deepcopy(model))
-    counter = FlopCounterMode(display=False, custom_mapping=COUNTED)
+    counter = FlopCounterMode(display=False, custom_mapping=FLOP_COUNTERS)
     with counter:
         merged(*random_inputs(merged))
-    found = counter.get_flop_counts()
+    counts = counter.get_flop_counts()
     mixers = [name for name, module in merged.named_modules() if isinstance(module, Mixer | DepthwiseConv)]
     root = type(merged).__name__
 
     def operations(name: str) -> int:
-        return sum(found.get(f"{root}.{name}", {}).values())
+        return sum(counts.get(f"{root}.{name}", {}).values())
 
-    made = []
-    for name, module in _parts(merged):
+    parts = []
+    for name, module in _submodules(merged):
         mixing = sum(operations(mixer) for mixer in mixers if f"{mixer}.".startswith(f"{name}."))
-        before = model.get_submodule(name)
-        trained, kept = (sum(p.numel() for p in each.parameters()) for each in (before, module))
-        made.append(Part(name, _about(before), trained, kept, operations(name) - mixing, mixing))
-    rest = sum(found[root].values()) - sum(part.linear + part.mixing for part in made)
-    return [*made, Part("head", "the encoder's weights", 0, 0, rest, 0)] if rest else made
+        unmerged = model.get_submodule(name)
+        before, after = (sum(p.numel() for p in each.parameters()) for each in (unmerged, module))
+        parts.append(Part(name, _description(unmerged), before, after, operations(name) - mixing, mixing))
+    rest = sum(counts[root].values()) - sum(part.linear + part.mixing for part in parts)
+    return [*parts, Part("head", "the encoder's weights", 0, 0, rest, 0)] if rest else parts
 
 
-def _parts(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that hold parameters, lists and backbones taken apart."""
+def _submodules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the submodules that have parameters; of lists and backbones, their children."""
     for name, module in model.named_children():
         if isinstance(module, nn.ModuleList) or name == "backbone":
-            yield from _parts(module, f"{prefix}{name}.")
+            yield from _submodules(module, f"{prefix}{name}.")
         elif any(True for _ in module.parameters()):
             yield f"{prefix}{name}", module
 
 
-def _about(module: nn.Module) -> str:
-    """Return a word on a part's mixers: how many, and the first one's shape."""
+def _description(module: nn.Module) -> str:
+    """Return the number of a part's mixers and the options of the first, or "" for a part without mixers."""
     mixers = [m for m in module.modules() if isinstance(m, FlatMixer | DepthwiseConv | Mixer)]
     mixers = [m for m in mixers if not any(m in other.children() for other in mixers)]
     if not mixers:
@@ -110,17 +116,16 @@ def _about(module: nn.Module) -> str:
     return f"{len(mixers)} x {kind}" if len(mixers) > 1 else kind
 
 
-def table(found: list[Part]) -> str:
-    """Return parts and their sum as an aligned table, operations as billions of multiply-adds."""
-    total = [sum(getattr(part, key) for part in found) for key in ("parameters", "merged", "linear", "mixing")]
-    rows = [*found, Part("all", "", *total)]
+def format_table(parts: list[Part]) -> str:
+    """Return the parts and their sum as an aligned table, with operations in billions of multiply-adds."""
+    total = [sum(getattr(part, key) for part in parts) for key in ("parameters", "merged", "linear", "mixing")]
     cells = [["", "parameters", "merged", "linear, G", "mixing, G", ""]]
-    for part in rows:
+    for part in [*parts, Part("all", "", *total)]:
         counts = [f"{part.parameters:,}", f"{part.merged:,}", f"{part.linear / 2e9:.3f}", f"{part.mixing / 2e9:.3f}"]
-        cells.append([part.name, *counts, part.what])
+        cells.append([part.name, *counts, part.description])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    for first, *numbers, what in cells:
-        middle = [number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *middle, what]).rstrip())
+    for name, *numbers, description in cells:
+        aligned = [number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *aligned, description]).rstrip())
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Layers to stream, and ways to stream them."""
+"""Layers for the streaming tests, and a function that streams a sequence in chunks."""
 
 import itertools
 
@@ -29,8 +29,8 @@ LAYERS = {
     "fourier concat": {"kernel": "fourier", "kernel_size": 4, "combine": "concat"},
     "fourier+sparse concat": {"kernel": "fourier+sparse", "kernel_size": 4, "combine": "concat"},
     "decay": {"kernel": "fourier", "kernel_size": 4, "combine": "concat", "decay": (0.5, 2.0)},
-    "another rate": {"kernel": "fourier", "kernel_size": 4, "rate": 0.6},
-    "a higher rate": {"kernel": "fourier", "kernel_size": 4, "rate": 1.7, "combine": "concat"},
+    "lower rate": {"kernel": "fourier", "kernel_size": 4, "rate": 0.6},
+    "higher rate": {"kernel": "fourier", "kernel_size": 4, "rate": 1.7, "combine": "concat"},
 }
 
 
@@ -44,7 +44,7 @@ def double(*shape):
 
 
 def streamed(module, x, sizes, state=None):
-    """Stream x in chunks of these sizes, over and over, single positions by `step`; return outputs and state."""
+    """Stream x in chunks of the given sizes, repeated, with `step` for size 1; return the outputs and the state."""
     state = module.initial_state(x.shape[0]) if state is None else state
     start, outputs, sizes = 0, [], itertools.cycle(sizes)
     while start < x.shape[1]:
@@ -57,3 +57,12 @@ def streamed(module, x, sizes, state=None):
         outputs.append(y)
         start += size
     return torch.cat(outputs, 1), state
+
+
+@torch.no_grad()
+def greedy_continuation(model, prompt, count):
+    """Return the `count` tokens that follow the prompt, each the most likely by the parallel form."""
+    tokens = prompt
+    for _ in range(count):
+        tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+    return tokens[:, prompt.shape[1] :]

@@ -1,4 +1,4 @@
-"""Generation: the tokens that the parallel form would give, drawn as asked."""
+"""Generated tokens follow the parallel form's probabilities and the sampling options."""
 
 import json
 
@@ -7,29 +7,23 @@ import torch
 
 from mrconv import LanguageModel, reparameterize
 from mrconv.cli import main
-from mrconv.generation import restricted
+from mrconv.generation import filter_logits
 
 from ..conftest import randomise
+from .helpers import greedy_continuation
 
 
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    made = LanguageModel(vocab_size=11, d_model=8, depth=2, l_max=30, kernel_size=2, dtype=torch.float64)
-    return randomise(made).eval()
-
-
-def by_forward(model, prompt, count):
-    tokens = prompt
-    for _ in range(count):
-        tokens = torch.cat([tokens, model(tokens)[:, -1].argmax(-1, keepdim=True)], 1)
-    return tokens[:, prompt.shape[1] :]
+    model = LanguageModel(vocab_size=11, d_model=8, depth=2, l_max=30, kernel_size=2, dtype=torch.float64)
+    return randomise(model).eval()
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_the_likeliest_tokens_are_those_of_the_parallel_form(model, merged):
+def test_greedy_tokens_equal_those_of_the_parallel_form(model, merged):
     prompt = torch.randint(11, (3, 7))
-    expected = by_forward(model, prompt, 50)
+    expected = greedy_continuation(model, prompt, 50)
     if merged:
         reparameterize(model)
     assert torch.equal(model.generate(prompt, 50, temperature=0), expected)
@@ -37,13 +31,13 @@ def test_the_likeliest_tokens_are_those_of_the_parallel_form(model, merged):
     assert torch.equal(model.generate(prompt, 50, top_p=1e-9), expected)
 
 
-def test_options_at_the_end_of_their_range_give_the_likeliest_or_anything(model):
+def test_extreme_options_are_greedy_or_uniform(model):
     prompt = torch.randint(11, (3, 7))
-    expected = by_forward(model, prompt, 5)
+    expected = greedy_continuation(model, prompt, 5)
     assert torch.equal(model.generate(prompt, 5, temperature=1e-40), expected)
     assert torch.equal(model.generate(prompt, 5, top_p=1e-300), expected)
-    drawn = model.generate(prompt[:1].repeat(200, 1), 1, temperature=10**400)
-    assert len(drawn.unique()) == 11
+    sampled = model.generate(prompt[:1].repeat(200, 1), 1, temperature=10**400)
+    assert len(sampled.unique()) == 11
 
 
 def test_the_same_generator_gives_the_same_tokens(model):
@@ -53,31 +47,32 @@ def test_the_same_generator_gives_the_same_tokens(model):
     assert not torch.equal(a, c)
 
 
-def test_draws_follow_the_probabilities(model):
+def test_samples_follow_the_probabilities(model):
     prompt = torch.zeros(20_000, 1, dtype=torch.long)
-    drawn = model.generate(prompt, 1, temperature=0.7, generator=torch.Generator().manual_seed(0))
+    sampled = model.generate(prompt, 1, temperature=0.7, generator=torch.Generator().manual_seed(0))
     expected = (model(prompt[:1])[0, -1] / 0.7).softmax(-1)
-    found = torch.bincount(drawn[:, 0], minlength=11) / len(drawn)
-    assert (found - expected).abs().max() < 0.02
+    frequencies = torch.bincount(sampled[:, 0], minlength=11) / len(sampled)
+    assert (frequencies - expected).abs().max() < 0.02
 
 
-def test_sequences_stop_at_their_own_time(model):
+def test_each_sequence_stops_at_its_stop_token(model):
     prompt = torch.arange(4)[:, None]
-    seen = []
-    found = model.generate(prompt, 200, stop=[3, 5], generator=torch.Generator().manual_seed(0), callback=seen.append)
-    assert torch.equal(torch.stack(seen, 1), found)
-    for row in found.tolist():
-        end = next(i for i, token in enumerate(row) if token in (3, 5))
-        assert set(row[end:]) == {row[end]}
-    assert found.shape[1] < 200
+    steps = []
+    generator = torch.Generator().manual_seed(0)
+    tokens = model.generate(prompt, 200, stop=[3, 5], generator=generator, callback=steps.append)
+    assert torch.equal(torch.stack(steps, 1), tokens)
+    for sequence in tokens.tolist():
+        end = next(i for i, token in enumerate(sequence) if token in (3, 5))
+        assert set(sequence[end:]) == {sequence[end]}
+    assert tokens.shape[1] < 200
 
 
-def test_top_k_and_top_p_keep_the_likeliest():
+def test_top_k_and_top_p_keep_the_most_likely_tokens():
     logits = torch.tensor([[0.1, 0.5, 0.15, 0.25]]).log()
-    assert restricted(logits, top_k=2).isfinite().tolist() == [[False, True, False, True]]
-    assert restricted(logits, top_p=0.6).isfinite().tolist() == [[False, True, False, True]]
-    assert restricted(logits, top_p=0.5).isfinite().tolist() == [[False, True, False, False]]
-    assert restricted(logits, top_k=9, top_p=1.0).isfinite().all()
+    assert filter_logits(logits, top_k=2).isfinite().tolist() == [[False, True, False, True]]
+    assert filter_logits(logits, top_p=0.6).isfinite().tolist() == [[False, True, False, True]]
+    assert filter_logits(logits, top_p=0.5).isfinite().tolist() == [[False, True, False, False]]
+    assert filter_logits(logits, top_k=9, top_p=1.0).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -91,24 +86,24 @@ def test_top_k_and_top_p_keep_the_likeliest():
         ({"prompt": torch.tensor([[3, 11]])}, "tokens must lie in 0 .. vocab_size - 1 = 10; got 11"),
     ],
 )
-def test_bad_arguments_are_named(model, options, message):
+def test_errors_name_the_wrong_argument(model, options, message):
     with pytest.raises(ValueError, match=message):
         model.generate(**({"prompt": torch.zeros(2, 3, dtype=torch.long), "new_tokens": 2} | options))
 
 
-def test_the_command_merges_unless_branches_are_asked_for(model, tmp_path, monkeypatch, capsys):
+def test_the_command_merges_unless_branches_are_requested(model, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pytorch_lightning")
     inputs = json.dumps({"kind": "text", "length": 30, "vocabulary": [*"abcdefghijk"]})
     for name in ("run/model", "merged"):
         model.save_pretrained(tmp_path / name)
         (tmp_path / name / "inputs.json").write_text(inputs)
         reparameterize(model)
-    wrote, plain = [], LanguageModel.generate
-    monkeypatch.setattr(LanguageModel, "generate", lambda self, *a, **k: wrote.append(self) or plain(self, *a, **k))
+    models, generate = [], LanguageModel.generate
+    monkeypatch.setattr(LanguageModel, "generate", lambda self, *a, **k: models.append(self) or generate(self, *a, **k))
     for options in (["run"], ["run", "--branches"], ["merged"]):
-        asked = ["generate", str(tmp_path / options[0]), *options[1:], "--prompt", "abc", "--tokens", "5"]
-        assert main([*asked, "--device", "cpu"]) == 0
-    assert [each.backbone.blocks[0].layer.merged for each in wrote] == [True, False, True]
+        command = ["generate", str(tmp_path / options[0]), *options[1:], "--prompt", "abc", "--tokens", "5"]
+        assert main([*command, "--device", "cpu"]) == 0
+    assert [each.backbone.blocks[0].layer.merged for each in models] == [True, False, True]
     with pytest.raises(SystemExit):
         main(["generate", str(tmp_path / "merged"), "--branches", "--prompt", "abc"])
     assert "is merged: it has no branches" in capsys.readouterr().err

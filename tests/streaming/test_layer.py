@@ -1,4 +1,4 @@
-"""Streaming gives what the parallel form gives."""
+"""The streaming outputs of a layer equal those of the parallel form."""
 
 import copy
 
@@ -15,7 +15,7 @@ from .helpers import CHUNKS, L_MAX, LAYERS, build, double, streamed
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("chunks", CHUNKS)
-def test_steps_and_chunks_are_the_parallel_output(name, merged, chunks):
+def test_steps_and_chunks_equal_the_parallel_output(name, merged, chunks):
     layer, u = build(name, merged), double(2, 10 * L_MAX, 4)
     assert relative(streamed(layer, u, CHUNKS[chunks])[0], layer(u)) < 1e-13
 
@@ -32,22 +32,22 @@ def test_float32_stays_close_to_float64(name, merged):
 
 @pytest.mark.parametrize("name", ["fourier", "constant", "dense", "fourier concat"])
 @pytest.mark.parametrize("chunks", ["steps", "31"])
-def test_rounding_does_not_walk(name, chunks):
+def test_rounding_errors_do_not_accumulate(name, chunks):
     layer = build(name, dtype=torch.float32)
-    u = 1 + torch.randn(1, 100 * L_MAX, 4)  # with a mean: what a running sum would drown in
+    u = 1 + torch.randn(1, 100 * L_MAX, 4)  # a nonzero mean, with which a running sum would lose digits
     y = copy.deepcopy(layer).double()(u.double())
     errors = (streamed(layer, u, CHUNKS[chunks])[0].double() - y).abs()
     assert errors[:, -L_MAX:].max() < 3 * errors[:, L_MAX : 20 * L_MAX].max()
     assert errors.max() / y.abs().mean() < 1e-5
 
 
-def test_a_window_refreshes_its_sums():
+def test_errors_in_the_sums_vanish_after_two_windows():
     layer = build("fourier")
     u = double(1, 3 * 48, 4)
     y = layer(u)
     for sizes in ((1,), (7,), (31, 1)):
         state = layer.initial_state(1)
-        state.modes[:, 0] += 1  # what rounding might have left
+        state.modes[:, 0] += 1  # an accumulated rounding error
         assert relative(streamed(layer, u, sizes, state)[0][:, 96:], y[:, 96:]) < 1e-13
 
 
@@ -60,7 +60,7 @@ def test_any_reach(l_max, kind):
         assert relative(streamed(layer, u, sizes)[0], layer(u)) < 1e-13
 
 
-@pytest.mark.parametrize("name", ["dense", "dilated", "fourier", "fourier+sparse", "heads and groups", "another rate"])
+@pytest.mark.parametrize("name", ["dense", "dilated", "fourier", "fourier+sparse", "heads and groups", "lower rate"])
 @pytest.mark.parametrize("length", [1, 5, 40, 65, 300])
 def test_a_prompt_then_steps(name, length):
     layer, u = build(name), double(2, length + 60, 4)
@@ -69,7 +69,7 @@ def test_a_prompt_then_steps(name, length):
     assert relative(torch.cat([first, rest], 1), layer(u)) < 1e-13
 
 
-def test_the_rate_goes_with_the_state():
+def test_the_state_holds_the_rate():
     layer, u = build("fourier"), double(2, 200, 4)
     for rate in (0.5, 1.3):
         y, state = layer.prefill(u[:, :101], rate=rate)
@@ -98,8 +98,8 @@ def test_a_prompt_is_not_rounded_to_the_layers_dtype(name):
         first, state = layer.prefill(u[:, :50])
     rest, _ = streamed(layer, u[:, 50:], (1,), state)
     assert relative(torch.cat([first, rest], 1), layer(u)) < 1e-5
-    kept = build(name, dtype=torch.float32).prefill(u.bfloat16())[1]
-    assert kept.inputs.dtype == torch.float32
+    state = build(name, dtype=torch.float32).prefill(u.bfloat16())[1]
+    assert state.inputs.dtype == torch.float32
 
 
 def test_changed_parameters_take_effect_at_once():
@@ -113,9 +113,9 @@ def test_changed_parameters_take_effect_at_once():
         assert relative(streamed(layer, u, (1,))[0], layer(u)) < 1e-13
 
 
-def test_a_kernel_of_ones_own_streams():
+def test_a_custom_kernel_streams():
     @register_kernel("streamed test")
-    class Own(DenseKernel):
+    class CustomKernel(DenseKernel):
         pass
 
     layer = randomise(MRConv(3, 40, kernel="streamed test", dtype=torch.float64)).eval()
@@ -135,7 +135,7 @@ def test_streaming_in_and_out_of_inference_mode():
         assert not rest.requires_grad
 
 
-def test_what_cannot_stream_is_refused():
+def test_layers_and_states_that_cannot_stream_are_rejected():
     with pytest.raises(ValueError, match="bidirectional"):
         build("fourier", bidirectional=True).initial_state(1)
     with pytest.raises(ValueError, match="bidirectional"):
@@ -159,7 +159,7 @@ def test_what_cannot_stream_is_refused():
         layer.reparameterize().step(double(2, 4), state)
 
 
-def test_training_mode_streams_where_nothing_is_learned_from_the_batch():
+def test_a_layer_without_batch_statistics_streams_in_training_mode():
     layer, u = build("scale").train(), double(2, 90, 4)
     assert relative(streamed(layer, u, (1, 11))[0], layer(u)) < 1e-13
 

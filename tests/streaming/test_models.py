@@ -1,4 +1,4 @@
-"""Blocks and models stream."""
+"""The streaming outputs of blocks and models equal those of the parallel form."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_blocks_stream(prenorm, block_norm, kind):
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("prenorm", [False, True])
-def test_models_of_every_position_stream(merged, sizes, prenorm):
+def test_models_with_an_output_per_position_stream(merged, sizes, prenorm):
     for model_class, options in (
         (Backbone, {}),
         (LanguageModel, {}),
@@ -55,7 +55,7 @@ def test_models_of_every_position_stream(merged, sizes, prenorm):
 
 @pytest.mark.parametrize("pool", ["mean", "last"])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_a_classifier_tells_its_view_of_the_sequence_so_far(pool, sizes):
+def test_a_classifier_predicts_from_the_sequence_so_far(pool, sizes):
     options = SMALL | {"d_input": 2, "pool": pool}
     for model in (SequenceClassifier(n_classes=5, **options), SequenceRegressor(**options)):
         model, x = randomise(model).eval(), double(2, 130, 2)
@@ -64,7 +64,7 @@ def test_a_classifier_tells_its_view_of_the_sequence_so_far(pool, sizes):
             assert relative(y[:, length - 1], model(x[:, :length])) < 1e-11
 
 
-def test_a_reset_classifier_counts_anew():
+def test_a_reset_classifier_pools_from_the_beginning():
     model = randomise(SequenceClassifier(n_classes=5, **TOKENS)).eval()
     x, later = tokens(), tokens(length=20)
     state = streamed(model, x, (130,))[1].reset([1])
@@ -92,7 +92,7 @@ def test_a_model_streams_at_another_rate():
     assert relative(torch.cat([y, rest], 1), model(x, rate=0.5)) < 1e-12
 
 
-def test_models_refuse_to_stream_in_training_or_both_ways():
+def test_models_in_training_mode_or_bidirectional_cannot_stream():
     for block_norm in ("batch", "layer"):
         model = Backbone(**TOKENS, block_norm=block_norm)
         with pytest.raises(ValueError, match="training mode"):

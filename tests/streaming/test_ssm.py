@@ -1,4 +1,4 @@
-"""Fourier kernels as state-space models."""
+"""The state-space forms of Fourier kernels."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from mrconv import MRConv
 from ..conftest import randomise, relative
 from .helpers import L_MAX, LAYERS, build, double
 
-NAMES = ["constant", "fourier", "odd fourier", "one resolution", "no norm", "fourier concat", "decay", "another rate"]
+NAMES = ["constant", "fourier", "odd fourier", "one resolution", "no norm", "fourier concat", "decay", "lower rate"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -20,14 +20,14 @@ def test_the_sliding_form_has_the_merged_kernel(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_kernel_is_what_the_matrices_say(name):
+def test_the_matrices_give_each_branch_kernel(name):
     layer = build(name)
     ssm, kernels = layer.to_ssm(), layer.branches[0].merged(layer.rate)[0]
     for i, (values, lags) in enumerate(kernels):
         powers = ssm.A[i] ** torch.arange(len(lags))[:, None]  # A**s
-        found = (powers * ssm.B[i] @ ssm.C[i]).real.t()
+        kernel = (powers * ssm.B[i] @ ssm.C[i]).real.t()
         assert ssm.offsets[i] == lags.start
-        assert relative(found, values.expand(-1, len(lags))) < 1e-12
+        assert relative(kernel, values.expand(-1, len(lags))) < 1e-12
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,32 +45,32 @@ def test_the_recurrence_gives_the_output(name):
 
 def appendix_errors(states):
     layer = build("fourier")
-    ssm, whole = layer.to_ssm("fourier", states=states), layer.branches[0].merged()[0]
+    ssm, kernels = layer.to_ssm("fourier", states=states), layer.branches[0].merged()[0]
     errors = []
-    for i in (1, 2):  # whole windows; the last is cut
-        values, lags = whole[i]
+    for i in (1, 2):  # windows that are not cut
+        values, lags = kernels[i]
         n = len(lags)
         step = torch.linalg.matrix_exp(ssm.A / n)
-        x, found = ssm.B, []
+        x, taps = ssm.B, []
         for _ in range(2 * n):
-            found.append(ssm.C[i] @ x)
+            taps.append(ssm.C[i] @ x)
             x = step @ x
-        found = torch.stack(found, 1)
-        inside = slice(n // 4, n - n // 4)  # the ends of the window are where the series rings
-        errors.append(relative(found[:, inside], values[:, inside]))
-        errors.append((found[:, n + n // 4 :].norm() / values.norm()).item())  # past the window
+        kernel = torch.stack(taps, 1)
+        inside = slice(n // 4, n - n // 4)  # the truncated series rings at the ends of the window
+        errors.append(relative(kernel[:, inside], values[:, inside]))
+        errors.append((kernel[:, n + n // 4 :].norm() / values.norm()).item())  # past the window
     return max(errors)
 
 
-def test_the_appendix_form_approaches_the_kernel_and_then_nothing():
+def test_the_appendix_form_converges_to_the_kernel_and_to_zero_after_it():
     errors = [appendix_errors(states) for states in (9, 33, 129, 513)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.01
 
 
 @pytest.mark.parametrize("l_max", [45, 48])  # 48: no kernel of "fourier" is cut
-@pytest.mark.parametrize("name", ["constant", "fourier", "odd fourier", "fourier concat", "decay", "another rate"])
-def test_the_appendix_form_approaches_the_merged_kernel(name, l_max):
+@pytest.mark.parametrize("name", ["constant", "fourier", "odd fourier", "fourier concat", "decay", "lower rate"])
+def test_the_appendix_form_converges_to_the_merged_kernel(name, l_max):
     layer = randomise(MRConv(4, l_max, dtype=torch.float64, **LAYERS[name])).eval()
     kernel, bias = layer.k_rep()
     errors = []
@@ -83,7 +83,7 @@ def test_the_appendix_form_approaches_the_merged_kernel(name, l_max):
     assert errors[-1] < 0.01
 
 
-def test_the_matrices_are_the_appendix():
+def test_the_matrices_equal_those_of_the_appendix():
     ssm = build("fourier").to_ssm("fourier", states=7)
     A, B, root = ssm.A, ssm.B, 2**0.5
     assert A.shape == (7, 7)
@@ -96,7 +96,7 @@ def test_the_matrices_are_the_appendix():
     assert torch.allclose(A.diagonal(1)[1::2], -2 * torch.pi * torch.arange(1, 4).double())
 
 
-def test_other_kernels_are_no_state_space_models():
+def test_to_ssm_rejects_other_kernels_and_options():
     for layer in (build("dense"), build("fourier+sparse"), build("fourier", merged=True)):
         with pytest.raises(ValueError, match="to_ssm needs kernel='fourier'"):
             layer.to_ssm()

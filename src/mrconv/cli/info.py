@@ -20,11 +20,11 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Print the table of parts."""
-    from mrconv.summary import parts, table
+    from mrconv.summary import format_table, summarize
 
     model = load(given.model)
     print(f"{given.model}: {type(model).__name__}\n")
-    print(table(parts(model)))
+    print(format_table(summarize(model)))
     print("\nG: 10^9 multiply-adds for one input, merged; in mixing, two operations of an FFT count as one")
 
 

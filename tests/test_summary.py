@@ -1,48 +1,48 @@
-"""`mrconv info`: parameters and operations of every part."""
+"""`mrconv.summary` and `mrconv info`: parameters and operations of every part."""
 
 import pytest
 import torch
 
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier
 from mrconv.cli import main
-from mrconv.summary import parts
+from mrconv.summary import summarize
 
 
 def test_linear_layers_are_counted_as_torch_counts_them():
-    found = {part.name: part for part in parts(MRConvNeXt.named("mrconvnext_tiny_fourier", device="meta"))}
-    assert sum(part.parameters for part in found.values()) == 30_365_224
+    parts = {part.name: part for part in summarize(MRConvNeXt.named("mrconvnext_tiny_fourier", device="meta"))}
+    assert sum(part.parameters for part in parts.values()) == 30_365_224
     blocks = 3 * 8 * 96**2 * 56**2
-    assert found["stages.0"].linear == 2 * blocks
-    assert found["stages.1"].linear == 2 * (3 * 8 * 192**2 + 4 * 96 * 192) * 28**2
-    assert found["stages.0"].what == "3 x fourier, 56x56, 96 channels, l0 = 196, N = 5"
-    assert found["stages.0"].merged - 3 * (8 * 96**2 + 9 * 96) - 2 * 96 == 3 * 96 * 2 * 3136
+    assert parts["stages.0"].linear == 2 * blocks
+    assert parts["stages.1"].linear == 2 * (3 * 8 * 192**2 + 4 * 96 * 192) * 28**2
+    assert parts["stages.0"].description == "3 x fourier, 56x56, 96 channels, l0 = 196, N = 5"
+    assert parts["stages.0"].merged - 3 * (8 * 96**2 + 9 * 96) - 2 * 96 == 3 * 96 * 2 * 3136
 
 
 def test_a_depthwise_convolution_is_49_multiply_adds_a_value():
-    found = {part.name: part for part in parts(MRConvNeXt.named("convnext_tiny", device="meta"))}
-    assert found["stages.3"].mixing == 2 * 3 * 49 * 7 * 7 * 768
+    parts = {part.name: part for part in summarize(MRConvNeXt.named("convnext_tiny", device="meta"))}
+    assert parts["stages.3"].mixing == 2 * 3 * 49 * 7 * 7 * 768
 
 
-def test_an_fft_convolution_takes_two_ffts_and_a_product():
+def test_an_fft_convolution_counts_two_ffts_and_a_product():
     model = MRConvNeXt(image_size=32, depths=[1], dims=[4], kernel_sizes=[8], n_classes=2)
-    n = 128  # of at least 2 * 64 - 1
-    (stage,) = (part for part in parts(model) if part.name == "stages.0")
+    n = 128  # the FFT length for 2 * 64 - 1
+    (stage,) = (part for part in summarize(model) if part.name == "stages.0")
     assert stage.mixing == 4 * (5 * n * 7 + 6 * (n // 2 + 1))
 
 
-def test_taps_are_counted_one_by_one():
+def test_each_tap_counts_one_multiply_add():
     model = MRConvNeXt(image_size=32, depths=[1], dims=[4], kernel_sizes=[2], kernel="dilated", n_classes=2)
     layer = model.stages[0].blocks[0].mixer.layer
     taps = len(layer.merged_kernel(include_skip=True).lags)
-    (stage,) = (part for part in parts(model) if part.name == "stages.0")
+    (stage,) = (part for part in summarize(model) if part.name == "stages.0")
     assert stage.mixing == 2 * 64 * 4 * taps
 
 
-def test_sequence_models_and_peers_have_parts_too():
+def test_sequence_models_and_baselines_have_parts_too():
     model = TwoTowerClassifier(vocab_size=9, d_model=8, depth=2, l_max=64, mixer="s4d")
-    names = [part.name for part in parts(model)]
+    names = [part.name for part in summarize(model)]
     assert names == ["backbone.encoder", "backbone.blocks.0", "backbone.blocks.1", "hidden", "head"]
-    assert sum(part.parameters for part in parts(model)) == sum(p.numel() for p in model.parameters())
+    assert sum(part.parameters for part in summarize(model)) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("where", ["folder", "run"])
@@ -55,7 +55,7 @@ def test_the_command_reads_folders_and_runs(tmp_path, capsys, where):
     assert f"{sum(p.numel() for p in model.parameters()):,}" in out
 
 
-def test_the_command_knows_names(capsys):
+def test_the_command_accepts_model_names(capsys):
     assert main(["info", "mrconvnext_tiny_fourier_sparse"]) == 0
     out = capsys.readouterr().out
     assert "32,335,144" in out
@@ -65,19 +65,19 @@ def test_the_command_knows_names(capsys):
     assert "nowhere is neither a folder that holds a model nor a model's name" in capsys.readouterr().err
 
 
-def test_counting_leaves_a_model_as_it_is():
+def test_counting_does_not_change_the_model():
     model = MRConvNeXt(image_size=16, depths=[1], dims=[4], kernel_sizes=[8], n_classes=2).train()
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    parts(model)
+    summarize(model)
     assert model.training
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
 def test_tied_heads_and_attention_are_counted():
     (head,) = (
-        part for part in parts(LanguageModel(vocab_size=100, d_model=8, depth=1, l_max=32)) if part.name == "head"
+        part for part in summarize(LanguageModel(vocab_size=100, d_model=8, depth=1, l_max=32)) if part.name == "head"
     )
     assert (head.linear, head.parameters) == (2 * 32 * 8 * 100, 0)
     options = {"n_classes": 2, "vocab_size": 5, "d_model": 8, "depth": 1, "mixer": "attention"}
-    short, long = (sum(part.mixing for part in parts(SequenceClassifier(l_max=n, **options))) for n in (64, 128))
+    short, long = (sum(part.mixing for part in summarize(SequenceClassifier(l_max=n, **options))) for n in (64, 128))
     assert long > 2 * short

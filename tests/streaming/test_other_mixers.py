@@ -1,4 +1,4 @@
-"""Mixers other than MRConv stream as it does, or say that they cannot."""
+"""Mixers other than MRConv stream as it does, or raise an error that says why not."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from mrconv.baselines import mixer_names
 from mrconv.streaming.state import BackboneState, MixerState
 
 from ..conftest import randomise, relative
-from .helpers import double, streamed
+from .helpers import double, greedy_continuation, streamed
 
 OPTIONS = {
     "s4": {"d_state": 6},
@@ -41,14 +41,14 @@ def build(variant, l_max=40):
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 3, 7, 50)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_steps_and_chunks_equal_the_whole(variant, sizes):
+def test_steps_and_chunks_equal_the_parallel_output(variant, sizes):
     mixer, u = build(variant), double(2, 131, 4)
     with torch.no_grad():
         assert relative(streamed(mixer, u, sizes)[0], mixer(u)) < 1e-11
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_reset_sequences_start_anew_and_others_go_on(variant):
+def test_reset_sequences_restart_and_others_continue(variant):
     mixer, u, later = build(variant), double(3, 33, 4), double(3, 40, 4)
     u[1] = torch.nan
     state = streamed(mixer, u, (33,))[1].reset([1])
@@ -59,21 +59,21 @@ def test_reset_sequences_start_anew_and_others_go_on(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_states_are_copied_reordered_and_saved(variant, tmp_path):
+def test_states_can_be_copied_reordered_and_saved(variant, tmp_path):
     mixer, u, later = build(variant), double(2, 30, 4), double(3, 25, 4)
     _, state = mixer.prefill(u)
     torch.save(state.state_dict(), tmp_path / "state.pt")
     streamed(mixer, later[:2], (5,), state.copy())
-    again = MixerState.from_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert all(torch.equal(a, b) for a, b in zip(again.tensors(), state.tensors(), strict=True))
-    assert not any(x.is_complex() for x in again.tensors())
-    y, _ = streamed(mixer, later, (1,), again.reorder([1, 0, 1]))
+    loaded = MixerState.from_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert all(torch.equal(a, b) for a, b in zip(loaded.tensors(), state.tensors(), strict=True))
+    assert not any(x.is_complex() for x in loaded.tensors())
+    y, _ = streamed(mixer, later, (1,), loaded.reorder([1, 0, 1]))
     with torch.no_grad():
         assert relative(y, mixer(torch.cat([u[[1, 0, 1]], later], 1))[:, 30:]) < 1e-11
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_state_from_inference_mode_goes_on_outside(variant):
+def test_a_state_from_inference_mode_continues_outside_of_it(variant):
     mixer, u = build(variant), double(2, 40, 4)
     with torch.inference_mode():
         _, state = streamed(mixer, u[:, :21], (20, 1))
@@ -93,7 +93,7 @@ def test_continuous_mixers_stream_at_another_rate(name):
         assert relative(torch.cat([y, rest], 1), mixer(u, rate=0.5)) < 1e-11
 
 
-def test_a_step_follows_a_change_of_the_parameters():
+def test_changed_parameters_take_effect_at_once():
     mixer, u = build("s4d"), double(2, 9, 4)
     mixer.prefill(u)
     with torch.no_grad():
@@ -101,35 +101,32 @@ def test_a_step_follows_a_change_of_the_parameters():
         assert relative(mixer.prefill(u)[0], mixer(u)) < 1e-12
 
 
-def test_a_cache_in_chunks_stays_small():
+def test_the_cache_of_chunked_attention_is_bounded():
     mixer, u = build("mega-chunk"), double(1, 400, 4)
     assert streamed(mixer, u, (1,))[1].cache.keys.shape[1] <= 4 * 9
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_language_models_generate_what_the_parallel_form_would(name):
+def test_generated_tokens_equal_those_of_the_parallel_form(name):
     options = {"mixer": name, "mixer_options": OPTIONS[name]} if name != "mrconv" else {"kernel_size": 4}
     model = LanguageModel(vocab_size=9, d_model=8, depth=2, l_max=40, dtype=torch.float64, **options)
     reparameterize(randomise(model).eval())
     tokens = torch.randint(9, (2, 11))
-    found = model.generate(tokens, 40, temperature=0)
-    with torch.no_grad():
-        for _ in range(40):
-            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(tokens[:, 11:], found)
-    _, state = model.prefill(tokens)
-    again = BackboneState.from_state_dict(state.copy().state_dict())
-    assert torch.equal(model.step(tokens[:, 0], state)[0], model.step(tokens[:, 0], again)[0])
+    continuation = model.generate(tokens, 40, temperature=0)
+    assert torch.equal(continuation, greedy_continuation(model, tokens, 40))
+    _, state = model.prefill(torch.cat([tokens, continuation], 1))
+    loaded = BackboneState.from_state_dict(state.copy().state_dict())
+    assert torch.equal(model.step(tokens[:, 0], state)[0], model.step(tokens[:, 0], loaded)[0])
 
 
-def test_a_classifier_of_another_mixer_tells_its_view_of_the_sequence_so_far():
+def test_a_classifier_with_another_mixer_predicts_from_the_sequence_so_far():
     model = SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=2, l_max=40, mixer="mega").double().eval()
     u = double(2, 31, 2)
     with torch.no_grad():
         assert relative(streamed(model, u, (1, 4))[0][:, 20], model(u[:, :21])) < 1e-11
 
 
-def test_what_cannot_stream_says_so():
+def test_mixers_and_states_that_cannot_stream_are_rejected():
     for name in set(mixer_names()) - set(MIXERS):
         with pytest.raises(ValueError, match="is no recurrence: it has no state and cannot stream"):
             MRConvBlock(4, 40, mixer=name).eval().initial_state(1)
