@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from mrconv import LanguageModel, SequenceClassifier, reparameterize
 from mrconv.config import ClassifierConfig
-from mrconv.hub import saved_model
+from mrconv.inference import load_model
 
 from .conftest import randomise
 
@@ -285,11 +285,11 @@ def test_loading_executes_no_code_from_the_files(tmp_path):
     for changes in ({"architecture": code}, {"architecture": "os.system"}, {"architecture": "reparameterize"}):
         (folder / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(ValueError, match="is not a model of mrconv"):
-            saved_model(folder)
+            load_model(folder)
     for changes in ({"kernel": code}, {"auto_map": code}, {"d_model": code}):
         (folder / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(ValueError, match=r"kernel|auto_map|d_model"):
-            saved_model(folder)
+            load_model(folder)
     assert not sprung.exists()
 
 
@@ -304,4 +304,4 @@ def test_errors_name_damaged_and_foreign_folders(tmp_path):
         config.write_text(json.dumps(json.loads(config.read_text()) | change))
     for name in ("cut", "key", "shape"):
         with pytest.raises(ValueError, match=f"{name} cannot be loaded: .+"):
-            saved_model(tmp_path / name)
+            load_model(tmp_path / name)

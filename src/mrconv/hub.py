@@ -15,8 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import mrconv
-
 from ._utils.model_card import MARK, model_card
 from .config import Config, documented
 from .layer import FORMAT_VERSION, MRConv
@@ -214,18 +212,3 @@ def read_json(path: Path) -> dict[str, Any]:
 def model_folder(folder: Path, *names: str) -> Path:
     """Return the first existing subfolder of a run among `names` (MODEL, MERGED), or the folder itself."""
     return next((folder / name for name in names if (folder / name / CONFIG).exists()), folder)
-
-
-def saved_model(folder: Path) -> Model:
-    """Load a saved model as the class that its config.json names."""
-    config = folder / CONFIG
-    if not config.exists():
-        raise FileNotFoundError(f"{folder} contains no model (no {CONFIG})")
-    name = read_json(config).get("architecture")
-    cls = getattr(mrconv, name, None) if name in mrconv.__all__ else None
-    if cls is None or not hasattr(cls, "from_pretrained"):
-        raise ValueError(f"{config}: architecture {name!r} is not a model of mrconv")
-    try:
-        return cls.from_pretrained(folder)
-    except (SafetensorError, TypeError, RuntimeError) as error:  # damaged, or written by another model
-        raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error

@@ -24,17 +24,38 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ._utils.files import atomic_write
-from .hub import MERGED, MODEL, Model, model_folder, saved_model
+from .hub import CONFIG, MERGED, MODEL, Model, model_folder, read_json
 from .layer import reparameterize
-from .model import LanguageModel, SequenceClassifier, TwoTowerClassifier
+from .model import (
+    Backbone,
+    LanguageModel,
+    SequenceClassifier,
+    SequenceLabeller,
+    SequenceRegressor,
+    TwoTowerClassifier,
+)
 from .tasks.errors import DataError
 from .tasks.packing import SPECIAL
 from .tasks.preprocessing import INPUTS_FILE, ModelInput, Preprocessor, load_preprocessor
 from .vision.convnext import MRConvNeXt
 
+ARCHITECTURES: dict[str, type[Model]] = {
+    cls.__name__: cls
+    for cls in (
+        Backbone,
+        LanguageModel,
+        MRConvNeXt,
+        SequenceClassifier,
+        SequenceLabeller,
+        SequenceRegressor,
+        TwoTowerClassifier,
+    )
+}
+"""The models that `load_model` knows, by the name in their config.json."""
 Examples = tuple[ModelInput, ...]
 """The preprocessed sequence of one input, or the two sequences of a pair."""
 
@@ -52,6 +73,21 @@ class Prediction:
     notes: list[str]
 
 
+def load_model(folder: Path) -> Model:
+    """Load a saved model as the class that its config.json names."""
+    config = folder / CONFIG
+    if not config.exists():
+        raise FileNotFoundError(f"{folder} contains no model (no {CONFIG})")
+    name = read_json(config).get("architecture")
+    cls = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ValueError(f"{config}: architecture {name!r} is not a model of mrconv")
+    try:
+        return cls.from_pretrained(folder)
+    except (SafetensorError, TypeError, RuntimeError) as error:  # damaged, or written by another model
+        raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
 def load(path: Path | str, device: torch.device | str = "cpu", *, merged: bool = True) -> Predictor:
     """Return a predictor for the model in a folder.
 
@@ -61,7 +97,7 @@ def load(path: Path | str, device: torch.device | str = "cpu", *, merged: bool =
         merged: use the merged model, merging it if necessary; otherwise the model with its branches.
     """
     folder = model_folder(Path(path), *((MERGED, MODEL) if merged else (MODEL,)))
-    model = saved_model(folder)
+    model = load_model(folder)
     if merged:
         reparameterize(model)
     elif getattr(model.config, "merged", False):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mrconv.hub import MODEL, model_folder, saved_model
+from mrconv.hub import MODEL, model_folder
+from mrconv.inference import load_model
 from mrconv.training import Experiment
 from mrconv.training.loop import read_run
 from mrconv.training.report import markdown
@@ -35,6 +36,6 @@ def test_a_published_run_is_complete(path):
     assert epochs == list(range(1, result["epochs_done"] + 1))
     assert result["partial"] or result["epochs_done"] == result["epochs"]
     if (folder / MODEL).exists():
-        model = saved_model(model_folder(folder, MODEL))
+        model = load_model(model_folder(folder, MODEL))
         assert sum(p.numel() for p in model.parameters()) == result["parameters"]
         assert model.results["name"] == result["name"]

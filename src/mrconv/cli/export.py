@@ -32,7 +32,8 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> None:
     """Load the model, export it, print the error."""
     from mrconv.export import ExportFailed, export
-    from mrconv.hub import MERGED, MODEL, model_folder, saved_model
+    from mrconv.hub import MERGED, MODEL, model_folder
+    from mrconv.inference import load_model
 
     usable_device(given.device)
     folder = model_folder(given.folder, MERGED, MODEL)
@@ -40,7 +41,7 @@ def run(given: argparse.Namespace) -> None:
     names = ("step", "length", "fixed", "padded", "dtype", "device")
     try:
         with optional_imports(f"--format {given.format}", "export"):
-            exported = export(saved_model(folder), out, given.format, **{name: getattr(given, name) for name in names})
+            exported = export(load_model(folder), out, given.format, **{name: getattr(given, name) for name in names})
     except (ExportFailed, ValueError, OSError) as error:
         raise CommandError(str(error)) from error
     sizes = ", ".join(f"{batch} x {length}" for batch, length in exported.checked)

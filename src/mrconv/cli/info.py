@@ -30,13 +30,14 @@ def run(given: argparse.Namespace) -> None:
 
 def load(name: str) -> Any:
     """Return the model of a name or a folder."""
-    from mrconv.hub import MODEL, model_folder, saved_model
+    from mrconv.hub import MODEL, model_folder
+    from mrconv.inference import load_model
     from mrconv.vision.convnext import MRConvNeXt, variants
 
     if name in variants():
         return MRConvNeXt.named(name, device="meta")
     try:
-        return saved_model(model_folder(Path(name), MODEL))
+        return load_model(model_folder(Path(name), MODEL))
     except FileNotFoundError:
         raise CommandError(
             f"{name} is neither a folder that holds a model nor a model's name; the names are {', '.join(variants())}"

@@ -11,7 +11,8 @@ import torch
 
 from mrconv import MRConv, MRConvNeXt, inference, reparameterize
 from mrconv.example_inputs import random_inputs
-from mrconv.hub import MERGED, MODEL, Model, saved_model
+from mrconv.hub import MERGED, MODEL, Model
+from mrconv.inference import load_model
 from mrconv.kernels import resampled
 from mrconv.mixers import Mixer
 from mrconv.tasks import Prepared
@@ -59,16 +60,16 @@ def evaluate(
     if known is not None:
         data = as_trained(data, known if rate == 1 else known.at_rate(rate), f"the model in {folder}")
     if rate == 1 and merged and (folder / MERGED).exists():
-        model = saved_model(folder / MERGED)
+        model = load_model(folder / MERGED)
     else:
-        model = saved_model(folder / MODEL)
+        model = load_model(folder / MODEL)
         if rate != 1 and any(isinstance(m, Mixer) and not isinstance(m, MRConv) for m in model.modules()):
             merged = False  # a baseline takes its rate with every call
         if merged:
             reparameterize(model, rate)
     size = data.facts.get("size")
     if merged and isinstance(model, MRConvNeXt) and model.image_size != (size, size):
-        model = saved_model(folder / MODEL).resized(size)  # type: ignore[operator]
+        model = load_model(folder / MODEL).resized(size)  # type: ignore[operator]
     return score(model.to(place), data, experiment, place, None if merged else rate)
 
 
@@ -102,7 +103,7 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     """Merge a run's model, compare it with the branches on random inputs, save it; return where, error and sizes."""
     read_run(folder)  # or tell that it is none
     rate = None if rate == 1 else rate
-    model, merged = saved_model(folder / MODEL).eval(), saved_model(folder / MODEL)
+    model, merged = load_model(folder / MODEL).eval(), load_model(folder / MODEL)
     if rate is not None and isinstance(model, MRConvNeXt):
         raise ValueError("maps have no sampling rate: for pictures of another size use model.resized(image_size)")
     reparameterize(merged, rate)

@@ -18,7 +18,8 @@ from torch import nn
 
 from mrconv import MRConv, MRConvNeXt
 from mrconv._utils.colours import COLOURS
-from mrconv.hub import MODEL, read_json, saved_model
+from mrconv.hub import MODEL, read_json
+from mrconv.inference import load_model
 
 from .kernel_maps import kernel_maps
 from .paper_numbers import published_for_run
@@ -47,7 +48,7 @@ def draw_run(folder: Path, out: Path | None = None, result: dict[str, Any] | Non
         learning_curves(folder, out / "curves.png", result)
         drawn.append(out / "curves.png")
     if (folder / MODEL).is_dir():
-        model = saved_model(folder / MODEL)
+        model = load_model(folder / MODEL)
         if not any(isinstance(module, MRConv) for module in model.modules()):
             return drawn  # a peer's: it has no branches
         if not any(_without_alpha(layer) for layer in layers(model).values()):
