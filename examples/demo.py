@@ -30,7 +30,7 @@ def describe(data: Prepared) -> None:
     """Print the size of the data and one example."""
     test = data.splits["test"]
     shortest = int(test.lengths.argmin())
-    expression = " ".join(data.vocabulary[code] for code in test.row(shortest)[:-1])  # without the end token
+    expression = " ".join(data.vocabulary[code] for code in test.example(shortest)[:-1])  # without the end token
     most_common = statistics.mode(test.y.tolist())
     print(
         f"ListOps: {len(data.splits['train']):,} generated expressions for training, {len(test):,} for testing, such as"

@@ -1,16 +1,15 @@
-"""mrconv data: what a person sees of the tasks, and one line for what is wrong."""
+"""`mrconv data`: its output, and errors in one line."""
 
 import numpy as np
 import pytest
 
 from mrconv.cli import main
-from mrconv.tasks import Prepared, Split, task_names
-from mrconv.tasks import preview as show
+from mrconv.tasks import Prepared, Split, preview, task_names
 
 SMALL = ["train_size=60", "val_size=10", "test_size=10", "min_length=20", "max_length=90"]
 
 
-def test_every_task_is_listed_with_its_options(tmp_path, capsys):
+def test_list_prints_every_task_with_its_options(tmp_path, capsys):
     assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[::2]] == task_names()
@@ -19,7 +18,7 @@ def test_every_task_is_listed_with_its_options(tmp_path, capsys):
     assert any("train_size=96000" in line for line in lines)
 
 
-def test_prepare_counts_and_says_where_it_is(tmp_path, capsys):
+def test_prepare_prints_counts_and_the_folder(tmp_path, capsys):
     assert main(["data", "prepare", "listops", *SMALL, "--data-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "train           60 examples" in out
@@ -30,8 +29,8 @@ def test_prepare_counts_and_says_where_it_is(tmp_path, capsys):
     assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
 
 
-def test_show_prints_a_text_as_text(tmp_path, capsys):
-    command = ["data", "show", "listops", *SMALL, "--data-dir", str(tmp_path), "--split", "val", "--row", "3"]
+def test_show_prints_an_example(tmp_path, capsys):
+    command = ["data", "show", "listops", *SMALL, "--data-dir", str(tmp_path), "--split", "val", "--example", "3"]
     assert main(command) == 0
     head, example = capsys.readouterr().out.splitlines()[-2:]
     assert head.startswith("val 3: ")
@@ -49,17 +48,17 @@ def test_show_draws(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["show", "listopz"], "got 'listopz'; did you mean 'listops'?"),
-        (["show", "listops", "lenght=3"], "listops has no option 'lenght'; did you mean 'length'?"),
+        (["show", "listops", "lenght=3"], "listops has no option 'lenght'; did you mean 'length'? Its options are"),
         (["show", "listops", "length=abc"], "option length takes a number like 2048; got 'abc'"),
         (["show", "pathfinder", "centre=yes"], "option centre takes true or false; got 'yes'"),
-        (["show", "listops", "length"], "options are written NAME=VALUE; got 'length'"),
+        (["show", "listops", "length"], "expected an option as NAME=VALUE; got 'length'"),
         (["prepare", "text"], "text: none of aclImdb"),
         (["prepare", "retrieval", "--download"], "retrieval has no stable public address to download from"),
         (["show", "listops", *SMALL, "--split", "dev"], "listops has train, val, test; got 'dev'"),
-        (["show", "listops", *SMALL, "--row", "10", "--split", "val"], "val has rows 0 .. 9; got 10"),
+        (["show", "listops", *SMALL, "--example", "10", "--split", "val"], "val has examples 0 .. 9; got 10"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments, message, tmp_path, capsys):
+def test_errors_are_printed_in_one_line(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["data", *arguments, "--data-dir", str(tmp_path)])
     assert stop.value.code == 2
@@ -73,16 +72,16 @@ def prepared(x, classes=("a", "b"), encoder="values"):
     return Prepared("some", encoder, classes, x.shape[1], {"train": split}, (), x.shape[2])
 
 
-def test_pictures_are_half_blocks_and_waves_are_columns(tmp_path):
+def test_images_are_half_blocks_and_waveforms_are_columns(tmp_path):
     pixels = np.zeros((2, 16, 1), np.uint8)
     pixels[1, 5] = 255
-    text = show.example(prepared(pixels), prepared(pixels).splits["train"], 1)
+    text = preview.describe_example(prepared(pixels), prepared(pixels).splits["train"], 1)
     assert text.count("▀") == 8
     assert "38;5;232;48;5;255m▀" in text  # dark above, bright below
-    wave = (1000 * np.sin(np.arange(400) / 20)).astype(np.int16)[None, :, None].repeat(2, 0)
-    text = show.example(prepared(wave), prepared(wave).splits["train"], 0)
+    waveform = (1000 * np.sin(np.arange(400) / 20)).astype(np.int16)[None, :, None].repeat(2, 0)
+    text = preview.describe_example(prepared(waveform), prepared(waveform).splits["train"], 0)
     assert text.splitlines()[0] == "train 0: a"
     assert len(text.splitlines()) == 10
-    for i, data in enumerate((prepared(pixels), prepared(wave))):
-        show.figure(data, tmp_path / f"{i}.png")
+    for i, data in enumerate((prepared(pixels), prepared(waveform))):
+        preview.draw_examples(data, tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").stat().st_size > 1000

@@ -39,8 +39,8 @@ from .model import (
     TwoTowerClassifier,
 )
 from .tasks.errors import DataError
-from .tasks.packing import SPECIAL
 from .tasks.preprocessing import INPUTS_FILE, ModelInput, Preprocessor, load_preprocessor
+from .tasks.vocabulary import SPECIAL
 from .vision.convnext import MRConvNeXt
 
 ARCHITECTURES: dict[str, type[Model]] = {

@@ -6,12 +6,12 @@ import torch
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, inference, reparameterize
 from mrconv.serve import ServedModel
 from mrconv.tasks.listops import VOCABULARY
-from mrconv.tasks.packing import vocabulary
 from mrconv.tasks.preprocessing import Preprocessor
+from mrconv.tasks.vocabulary import character_vocabulary
 
 from ..conftest import randomise
 
-CHARACTERS = vocabulary(["abcdefghijklmnopqrstuvwxyz ,.!?"])
+CHARACTERS = character_vocabulary(["abcdefghijklmnopqrstuvwxyz ,.!?"])
 WORDS = ("bed", "cat", "happy")
 RATE = 8000
 INPUTS = {

@@ -1,89 +1,82 @@
-"""CIFAR-10 in miniature, as its archive and as its folder."""
+"""CIFAR-10 in miniature, as archive and as folder."""
 
-import io
 import pickle
-import tarfile
 
 import numpy as np
 import pytest
 import torch
 
-from mrconv.tasks import DataError, MissingData, data_loader, task
-from mrconv.tasks import preview as show
+from mrconv.tasks import DataError, MissingData, data_loader, preview, task
+
+from .data_files import truncate, write_files, write_tar
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 FILES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-ROWS = 8
+IMAGES = 8
 
 
-def contents(rows=ROWS):
+def contents(images=IMAGES):
     """Return the seven files; the first pixel of training image i is (i, i + 1, i + 2)."""
     files = {}
     for b, name in enumerate(FILES):
-        data = np.random.default_rng(b).integers(0, 256, (rows, 3, 1024), dtype=np.uint8)
-        data[:, :, 0] = (b * rows + np.arange(rows))[:, None] + np.arange(3)
-        batch = {"data": data.reshape(rows, 3072), "labels": [(b * rows + i) % 10 for i in range(rows)]}
+        data = np.random.default_rng(b).integers(0, 256, (images, 3, 1024), dtype=np.uint8)
+        data[:, :, 0] = (b * images + np.arange(images))[:, None] + np.arange(3)
+        batch = {"data": data.reshape(images, 3072), "labels": [(b * images + i) % 10 for i in range(images)]}
         files[name] = pickle.dumps(batch, protocol=4)
     files["batches.meta"] = pickle.dumps({"label_names": NAMES}, protocol=2)
     return files
 
 
 def as_folder(root, files):
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    write_files(root / "cifar-10-batches-py", files)
     return root
 
 
 def as_archive(root, files):
-    with tarfile.open(root / "cifar-10-python.tar.gz", "w:gz") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    members = {f"cifar-10-batches-py/{name}": content for name, content in files.items()}
+    write_tar(root / "cifar-10-python.tar.gz", members)
     return root
 
 
 @pytest.mark.parametrize("write", [as_folder, as_archive])
-def test_colour_is_pixel_by_pixel_in_the_order_of_rows(tmp_path, write):
+def test_colour_pixels_are_in_raster_order(tmp_path, write):
     files = contents()
     data = task("scifar", write(tmp_path, files)).prepare()
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 36, "val": 4, "test": 8}
-    planes = pickle.loads(files["test_batch"])["data"].reshape(ROWS, 3, 32, 32)
+    planes = pickle.loads(files["test_batch"])["data"].reshape(IMAGES, 3, 32, 32)
     test = data.splits["test"].x
     assert test.dtype == np.uint8
-    assert test.shape == (ROWS, 1024, 3)
-    assert (test.reshape(ROWS, 32, 32, 3) == planes.transpose(0, 2, 3, 1)).all()
+    assert test.shape == (IMAGES, 1024, 3)
+    assert (test.reshape(IMAGES, 32, 32, 3) == planes.transpose(0, 2, 3, 1)).all()
     assert data.classes == tuple(NAMES)
     assert data.channels == 3
     assert data.length == 1024
     assert not data.facts["original"]
 
 
-def test_training_and_validation_share_the_training_images_with_their_labels(tmp_path):
+def test_training_and_validation_partition_the_training_images(tmp_path):
     data = task("scifar", as_folder(tmp_path, contents())).prepare()
     numbers = {name: np.asarray(data.splits[name].x[:, 0, 0], np.int64) for name in ("train", "val")}
     assert sorted(np.concatenate([numbers["train"], numbers["val"]])) == list(range(40))
-    for name, found in numbers.items():
-        assert (data.splits[name].y == found % 10).all()
+    for name, number in numbers.items():
+        assert (data.splits[name].y == number % 10).all()
 
 
-def test_colours_are_normalised_each_by_its_own_mean_and_deviation(tmp_path):
+def test_each_colour_is_normalised_by_its_mean_and_deviation(tmp_path):
     data = task("scifar", as_folder(tmp_path, contents())).prepare()
     assert data.scale.shape == data.shift.shape == (1, 3)
     x = np.array([[0.4914, 0.4822, 0.4465], [0.4914 + 0.247, 0.4822 + 0.243, 0.4465 + 0.261]]) * 255
     np.testing.assert_allclose(x * data.scale + data.shift, [[0, 0, 0], [1, 1, 1]], atol=1e-6)
 
 
-def test_grey_is_that_of_pillow(tmp_path):
+def test_greyscale_equals_pillow(tmp_path):
     pillow = pytest.importorskip("PIL.Image")
     files = contents()
     data = task("image", as_folder(tmp_path, files)).prepare()
-    planes = pickle.loads(files["test_batch"])["data"].reshape(ROWS, 3, 32, 32)
-    for row, image in zip(data.splits["test"].x, planes, strict=True):
+    planes = pickle.loads(files["test_batch"])["data"].reshape(IMAGES, 3, 32, 32)
+    for pixels, image in zip(data.splits["test"].x, planes, strict=True):
         grey = pillow.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).convert("L")
-        assert (row.reshape(32, 32) == np.asarray(grey)).all()
+        assert (pixels.reshape(32, 32) == np.asarray(grey)).all()
     assert data.channels == 1
     assert 122.6 * data.scale + data.shift == pytest.approx(0)
     assert 183.6 * data.scale + data.shift == pytest.approx(1)
@@ -111,13 +104,13 @@ def test_batches_pickled_by_python_2_are_read(tmp_path):
     assert test.y.tolist() == [1, 2]
 
 
-def test_a_pickle_that_would_run_something_is_refused(tmp_path):
+def test_pickle_that_would_run_code_raises(tmp_path):
     class Evil:
         def __reduce__(self):
             return (print, ("run!",))
 
     files = contents() | {"data_batch_3": pickle.dumps({"data": Evil()})}
-    with pytest.raises(DataError, match=r"data_batch_3 asks for builtins\.print.*not a file to trust"):
+    with pytest.raises(DataError, match=r"data_batch_3 needs builtins\.print.*do not trust this file"):
         task("image", as_folder(tmp_path, files)).prepare()
 
 
@@ -125,16 +118,16 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path):
     ("change", "message"),
     [
         (
-            {"data": np.zeros((ROWS, 3071), np.uint8)},
-            r"data_batch_2: 'data' should be uint8 of shape \(n, 3072\).*3071",
+            {"data": np.zeros((IMAGES, 3071), np.uint8)},
+            r"data_batch_2: 'data' must be uint8 of shape \(n, 3072\).*3071",
         ),
-        ({"data": np.zeros((ROWS, 3072), np.int64)}, "it is int64"),
-        ({"data": None}, "it is NoneType"),
-        ({"labels": [0] * (ROWS - 1)}, f"'labels' should be a list of {ROWS}"),
-        ({"labels": [0] * (ROWS - 1) + [10]}, f"image {ROWS - 1} has label 10; expected 0 to 9"),
+        ({"data": np.zeros((IMAGES, 3072), np.int64)}, "got int64"),
+        ({"data": None}, "got NoneType"),
+        ({"labels": [0] * (IMAGES - 1)}, f"'labels' must be a list of {IMAGES}"),
+        ({"labels": [0] * (IMAGES - 1) + [10]}, f"image {IMAGES - 1} has label 10; expected 0 to 9"),
     ],
 )
-def test_a_batch_that_is_not_as_expected_is_named(tmp_path, change, message):
+def test_invalid_batch_raises(tmp_path, change, message):
     batch = pickle.loads(contents()["data_batch_2"]) | change
     files = contents() | {"data_batch_2": pickle.dumps(batch, protocol=4)}
     with pytest.raises(DataError, match=message):
@@ -142,24 +135,24 @@ def test_a_batch_that_is_not_as_expected_is_named(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", contents()["data_batch_1"][:1000], pickle.dumps([1, 2])])
-def test_a_damaged_batch_is_named(tmp_path, content):
+def test_damaged_batch_raises(tmp_path, content):
     with pytest.raises(DataError, match="data_batch_1"):
         task("image", as_folder(tmp_path, contents() | {"data_batch_1": content})).prepare()
 
 
-def test_a_batch_of_full_size_with_another_checksum_is_refused(tmp_path):
+def test_full_batch_with_another_checksum_raises(tmp_path):
     full = pickle.dumps({"data": np.zeros((10_000, 3072), np.uint8), "labels": [0] * 10_000}, protocol=4)
-    with pytest.raises(DataError, match=r"data_batch_4 is not the original: its MD5 is .* not 634d18"):
+    with pytest.raises(DataError, match=r"data_batch_4 is not the original: its MD5 is .*; expected 634d18"):
         task("image", as_folder(tmp_path, contents() | {"data_batch_4": full})).prepare()
 
 
-def test_wrong_class_names_are_refused(tmp_path):
+def test_invalid_class_names_raise(tmp_path):
     files = contents() | {"batches.meta": pickle.dumps({"label_names": NAMES[:9]}, protocol=2)}
-    with pytest.raises(DataError, match=r"batches\.meta: 'label_names' should be a list of ten"):
+    with pytest.raises(DataError, match=r"batches\.meta: 'label_names' must be a list of ten"):
         task("image", as_folder(tmp_path, files)).prepare()
 
 
-def test_missing_files_are_named(tmp_path):
+def test_missing_files_raise(tmp_path):
     with pytest.raises(MissingData, match=r"cifar-10-python\.tar\.gz.*cs\.toronto\.edu"):
         task("image", tmp_path).prepare()
     files = contents()
@@ -168,21 +161,21 @@ def test_missing_files_are_named(tmp_path):
         task("image", as_folder(tmp_path, files)).prepare()
 
 
-def test_an_archive_that_is_cut_off_is_an_error_and_leaves_no_cache(tmp_path):
+def test_truncated_archive_raises_and_leaves_no_cache(tmp_path):
     archive = as_archive(tmp_path, contents()) / "cifar-10-python.tar.gz"
-    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
-    with pytest.raises(DataError, match="cut off"):
+    truncate(archive, archive.stat().st_size // 2)
+    with pytest.raises(DataError, match="truncated"):
         task("image", tmp_path).prepare()
     assert not list((tmp_path / "cache").glob("*"))
 
 
-def test_pictures_are_those_of_sequential_cifar_with_rows_and_columns(tmp_path):
+def test_images_equal_sequential_cifar_reshaped(tmp_path):
     folder = as_folder(tmp_path, contents())
-    pictures, flat = (task(name, folder).prepare() for name in ("cifar", "scifar"))
-    assert pictures.encoder == "image"
-    assert pictures.facts["size"] == 32
-    assert np.array_equal(pictures.splits["train"].x.reshape(flat.splits["train"].x.shape), flat.splits["train"].x)
-    batch, other = (next(iter(data_loader(data, "val", 2))).x for data in (pictures, flat))
+    images, flat = (task(name, folder).prepare() for name in ("cifar", "scifar"))
+    assert images.encoder == "image"
+    assert images.facts["size"] == 32
+    assert np.array_equal(images.splits["train"].x.reshape(flat.splits["train"].x.shape), flat.splits["train"].x)
+    batch, other = (next(iter(data_loader(data, "val", 2))).x for data in (images, flat))
     assert batch.shape == (2, 3, 32, 32)
     assert torch.equal(batch.flatten(2).transpose(1, 2), other)
-    assert "\x1b[38;5;" in show.example(pictures, pictures.splits["test"], 0)
+    assert "\x1b[38;5;" in preview.describe_example(images, images.splits["test"], 0)

@@ -1,4 +1,4 @@
-"""Pictures in folders: the index, and what is decoded."""
+"""Images in class folders: the index and the decoded images."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from mrconv.tasks import DataError, MissingData, task
-from mrconv.tasks.imagenet import MEAN, STD, ImageFiles, middle, random_part
+from mrconv.tasks.imagenet import MEAN, STD, ImageFiles, centre_crop, random_resized_crop
 
 pillow = pytest.importorskip("PIL.Image")
 
 
-def picture(seed, width=48, height=40):
-    """Return a smooth random picture."""
+def random_image(seed, width=48, height=40):
+    """Return a smooth random image."""
     small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return pillow.fromarray(small).resize((width, height), pillow.Resampling.BICUBIC)
 
@@ -23,11 +23,11 @@ def folder(tmp_path):
         for c, name in enumerate(("n02", "n01")):
             (tmp_path / "imagenet" / split / name).mkdir(parents=True)
             for i in range(3):
-                picture(100 * s + 10 * c + i).save(tmp_path / "imagenet" / split / name / f"{i}.JPEG")
+                random_image(100 * s + 10 * c + i).save(tmp_path / "imagenet" / split / name / f"{i}.JPEG")
     return tmp_path
 
 
-def test_the_index_has_paths_and_labels_in_the_order_of_names(folder):
+def test_index_has_paths_and_labels_sorted_by_name(folder):
     data = task("imagenet", folder).prepare()
     assert data.encoder == "image"
     assert data.classes == ("n01", "n02")
@@ -41,14 +41,14 @@ def test_the_index_has_paths_and_labels_in_the_order_of_names(folder):
     assert data.splits["val"].y.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_the_index_is_made_anew_when_a_picture_is_added(folder):
+def test_index_is_rebuilt_when_an_image_is_added(folder):
     before = task("imagenet", folder).prepare()
-    picture(5).save(folder / "imagenet" / "train" / "n01" / "9.png")
+    random_image(5).save(folder / "imagenet" / "train" / "n01" / "9.png")
     after = task("imagenet", folder).prepare()
     assert (len(before.splits["train"]), len(after.splits["train"])) == (6, 7)
 
 
-def test_evaluation_sees_the_middle_normalised(folder):
+def test_evaluation_uses_the_normalised_centre_crop(folder):
     files = ImageFiles(task("imagenet", folder, size=28).prepare(), "val")
     x, y = files[4]
     assert x.shape == (3, 28, 28)
@@ -60,7 +60,7 @@ def test_evaluation_sees_the_middle_normalised(folder):
     np.testing.assert_allclose(x.permute(1, 2, 0), expected, atol=1e-6)
 
 
-def test_training_parts_follow_from_seed_epoch_and_index_alone(folder):
+def test_training_crops_depend_on_seed_epoch_and_index_alone(folder):
     data = task("imagenet", folder, size=16).prepare()
 
     def first(seed=0, epoch=0, index=2):
@@ -74,7 +74,7 @@ def test_training_parts_follow_from_seed_epoch_and_index_alone(folder):
     assert first().shape == (3, 16, 16)
 
 
-def test_workers_that_are_kept_see_the_epoch_change(folder):
+def test_persistent_workers_see_the_epoch_change(folder):
     files = ImageFiles(task("imagenet", folder, size=16).prepare(), "train")
     loader = DataLoader(files, batch_size=6, num_workers=1, persistent_workers=True)
     for epoch in (0, 1):
@@ -83,7 +83,7 @@ def test_workers_that_are_kept_see_the_epoch_change(folder):
         assert torch.equal(x, torch.stack([files[i][0] for i in range(6)]))
 
 
-def test_the_pictures_may_have_moved(folder, tmp_path):
+def test_images_may_have_moved(folder, tmp_path):
     data = task("imagenet", folder, size=16).prepare()
     expected = ImageFiles(data, "val")[0][0]
     (folder / "imagenet").rename(tmp_path / "elsewhere")
@@ -93,7 +93,7 @@ def test_the_pictures_may_have_moved(folder, tmp_path):
 
 
 class Fixed:
-    """Draws the given numbers; the end of an interval instead of a random point in it."""
+    """A random generator that returns the given numbers."""
 
     def __init__(self, *numbers):
         self.numbers = list(numbers)
@@ -105,36 +105,36 @@ class Fixed:
         return self.numbers.pop(0)
 
 
-def test_random_parts_have_the_size_place_and_mirroring_that_was_drawn():
-    image = picture(0, 60, 40)
-    part = random_part(image, 16, Fixed(0.25, 0.5, 0.999, 0.0, 0.7))  # 31 % of the area, square, right, top, as it is
+def test_random_crops_have_the_drawn_size_position_and_flip():
+    image = random_image(0, 60, 40)
+    crop = random_resized_crop(image, 16, Fixed(0.25, 0.5, 0.999, 0.0, 0.7))  # 31 % of the area, square, top right
     side = round((60 * 40 * (0.08 + 0.92 * 0.25)) ** 0.5)
     expected = image.crop((60 - side, 0, 60, side)).resize((16, 16), pillow.Resampling.BICUBIC)
-    assert part.tobytes() == expected.tobytes()
-    mirrored = random_part(image, 16, Fixed(0.25, 0.5, 0.999, 0.0, 0.3))
-    assert (np.asarray(mirrored)[:, ::-1] == np.asarray(part)).all()
+    assert crop.tobytes() == expected.tobytes()
+    flipped = random_resized_crop(image, 16, Fixed(0.25, 0.5, 0.999, 0.0, 0.3))
+    assert (np.asarray(flipped)[:, ::-1] == np.asarray(crop)).all()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 50), (500, 3), (8, 8)])
-def test_odd_pictures_have_parts_and_middles_too(width, height):
+def test_crops_of_images_of_odd_sizes(width, height):
     import random
 
-    image = picture(0, width, height)
+    image = random_image(0, width, height)
     for seed in range(20):
-        assert random_part(image, 16, random.Random(seed)).size == (16, 16)
-    assert middle(image, 16).size == (16, 16)
+        assert random_resized_crop(image, 16, random.Random(seed)).size == (16, 16)
+    assert centre_crop(image, 16).size == (16, 16)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "P"])
-def test_pictures_in_other_modes_become_colour(folder, mode):
-    picture(0).convert(mode).save(folder / "imagenet/val/n01/0.JPEG", format="PNG" if mode == "P" else "JPEG")
+def test_images_in_other_modes_become_rgb(folder, mode):
+    random_image(0).convert(mode).save(folder / "imagenet/val/n01/0.JPEG", format="PNG" if mode == "P" else "JPEG")
     assert ImageFiles(task("imagenet", folder, size=16).prepare(), "val")[0][0].shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize(
     ("content", "message"), [(b"", "is empty"), (b"junk", "cannot be read"), (None, "cannot be read")]
 )
-def test_a_damaged_picture_is_named(folder, content, message):
+def test_damaged_image_raises_with_its_path(folder, content, message):
     path = folder / "imagenet/train/n01/1.JPEG"
     path.write_bytes(path.read_bytes()[:400] if content is None else content)
     files = ImageFiles(task("imagenet", folder, size=16).prepare(), "train")
@@ -142,28 +142,28 @@ def test_a_damaged_picture_is_named(folder, content, message):
         files[1]
 
 
-def test_what_is_wrong_with_the_folders_is_said(folder):
+def test_invalid_folders_raise(folder):
     root = folder / "imagenet"
     (root / "val" / "n03").mkdir()
     with pytest.raises(DataError, match="differ in 1 class folders, among them n03"):
         task("imagenet", folder).prepare()
     (root / "train" / "n03").mkdir()
-    with pytest.raises(DataError, match=r"train/n03 has no picture"):
+    with pytest.raises(DataError, match=r"train/n03 has no image"):
         task("imagenet", folder).prepare()
     (root / "val").rename(root / "validation")
-    with pytest.raises(MissingData, match=r"imagenet/val is not"):
+    with pytest.raises(MissingData, match=r"imagenet/val does not"):
         task("imagenet", folder).prepare()
     (root / "val").mkdir()
-    picture(0).save(root / "val" / "ILSVRC2012_val_00000001.JPEG")
+    random_image(0).save(root / "val" / "ILSVRC2012_val_00000001.JPEG")
     with pytest.raises(DataError, match="val has no folders"):
         task("imagenet", folder).prepare()
 
 
-def test_missing_folders_are_named(tmp_path):
+def test_missing_folders_raise(tmp_path):
     with pytest.raises(MissingData, match=r"train/<class>/\*\.JPEG"):
         task("imagenet", tmp_path).prepare()
 
 
-def test_a_split_that_is_not_there_is_refused(folder):
-    with pytest.raises(ValueError, match="has no split 'test'; it has train, val"):
+def test_unknown_split_raises(folder):
+    with pytest.raises(ValueError, match="has no split 'test'; its splits are train, val"):
         ImageFiles(task("imagenet", folder).prepare(), "test")

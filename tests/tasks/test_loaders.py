@@ -1,11 +1,12 @@
-"""Both loaders: every row where it belongs, the same from the same seed, and on from where they stopped."""
+"""Loaders: contents of batches, reproducibility, resuming, and shares of processes."""
 
 import numpy as np
 import pytest
 import torch
 
-from mrconv.tasks.base import Prepared, Split
-from mrconv.tasks.loaders import WINDOW, Plan, ResidentLoader, WorkerLoader, data_loader
+from mrconv.tasks import Prepared, ResidentLoader, Split, data_loader
+from mrconv.tasks.batch_plan import BUCKET_BATCHES, BatchPlan
+from mrconv.tasks.worker_loader import WorkerLoader
 
 
 def ragged(n, seed=0, longest=30):
@@ -14,7 +15,7 @@ def ragged(n, seed=0, longest=30):
     return draw.integers(1, 9, offsets[-1]).astype(np.uint8), offsets
 
 
-def text(n=53, pair=False):
+def sequences(n=53, pair=False):
     x, offsets = ragged(n)
     second = dict(zip(("x2", "offsets2"), ragged(n, 1), strict=True)) if pair else {}
     split = Split("train", x, np.arange(n, dtype=np.int16), offsets, **second)
@@ -40,24 +41,24 @@ LOADERS = [data_loader, resident]
 
 @pytest.mark.parametrize("make", LOADERS)
 @pytest.mark.parametrize("pair", [False, True])
-def test_rows_are_padded_to_the_longest_of_a_batch(make, pair):
-    data = text(pair=pair)
+def test_sequences_are_padded_to_the_longest_of_a_batch(make, pair):
+    data = sequences(pair=pair)
     split = data.splits["train"]
     for batch in make(data, "train", 5):
-        sides = [(batch.x, batch.lengths, split.row)] + ([(batch.x2, batch.lengths2, split.row2)] if pair else [])
-        for x, lengths, row in sides:
+        sides = [(batch.x, batch.lengths, split.example)] + ([(batch.x2, batch.lengths2, split.second)] if pair else [])
+        for x, lengths, sequence in sides:
             assert x.dtype == torch.int64
             assert x.shape == (5, lengths.max())
             for i, label in enumerate(batch.y.tolist()):
-                expected = torch.from_numpy(row(label).astype(np.int64))
+                expected = torch.from_numpy(sequence(label).astype(np.int64))
                 assert torch.equal(x[i, : lengths[i]], expected)
                 assert not x[i, lengths[i] :].any()
 
 
 @pytest.mark.parametrize("make", LOADERS)
-def test_rows_can_be_padded_to_the_same_length_always(make):
-    assert {batch.x.shape for batch in make(text(), "train", 5, pad="max")} == {(5, 32)}
-    widths = {batch.x.shape[1] for batch in make(text(), "train", 5, pad=12)}
+def test_sequences_are_padded_to_a_fixed_length_or_a_multiple(make):
+    assert {batch.x.shape for batch in make(sequences(), "train", 5, pad="max")} == {(5, 32)}
+    widths = {batch.x.shape[1] for batch in make(sequences(), "train", 5, pad=12)}
     assert widths <= {12, 24, 32}
     assert len(widths) > 1
 
@@ -74,26 +75,26 @@ def test_values_are_scaled(make):
 
 @pytest.mark.parametrize("make", LOADERS)
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_evaluation_sees_every_row_exactly_once_over_all_processes(make, world):
-    shards = [make(text(), "test", 5, rank=rank, world=world) for rank in range(world)]
+def test_evaluation_sees_every_example_exactly_once_over_all_processes(make, world):
+    shards = [make(sequences(), "test", 5, rank=rank, world=world) for rank in range(world)]
     assert [len(list(shard)) for shard in shards] == [len(shard) for shard in shards]
     seen = [int(i) for shard in shards for batch in shard for i in batch.y]
     assert sorted(seen) == list(range(53))
 
 
 @pytest.mark.parametrize("bucket", [False, True])
-def test_processes_share_out_the_batches_of_training(bucket):
-    data = text()
-    alone = list(resident(data, "train", 6, seed=3, bucket=bucket))
+def test_processes_share_the_training_batches(bucket):
+    data = sequences()
+    single = list(resident(data, "train", 6, seed=3, bucket=bucket))
     shards = [list(resident(data, "train", 3, seed=3, rank=rank, world=2, bucket=bucket)) for rank in range(2)]
-    for whole, *parts in zip(alone, *shards, strict=True):
-        assert sorted(whole.y.tolist()) == sorted(i for part in parts for i in part.y.tolist())
+    for batch, *parts in zip(single, *shards, strict=True):
+        assert sorted(batch.y.tolist()) == sorted(i for part in parts for i in part.y.tolist())
 
 
 @pytest.mark.parametrize("make", LOADERS)
 @pytest.mark.parametrize("bucket", [False, True])
-def test_epochs_differ_and_come_again_from_the_same_seed(make, bucket):
-    loader, again, other = (make(text(), "train", 5, seed=seed, bucket=bucket) for seed in (1, 1, 2))
+def test_epochs_differ_and_repeat_with_the_same_seed(make, bucket):
+    loader, again, other = (make(sequences(), "train", 5, seed=seed, bucket=bucket) for seed in (1, 1, 2))
     first, second = [[b.y.tolist() for b in loader] for _ in range(2)]
     assert first != second
     assert [b.y.tolist() for b in again] == first
@@ -104,26 +105,26 @@ def test_epochs_differ_and_come_again_from_the_same_seed(make, bucket):
 
 
 @pytest.mark.parametrize("make", LOADERS)
-def test_both_loaders_give_the_same_batches_and_go_on_mid_epoch(make):
-    whole = make(text(), "train", 5, seed=7)
-    expected = [b.y.tolist() for _ in range(2) for b in whole]
-    stopped = make(text(), "train", 5, seed=7)
+def test_both_loaders_give_the_same_batches_and_resume_within_an_epoch(make):
+    uninterrupted = make(sequences(), "train", 5, seed=7)
+    expected = [b.y.tolist() for _ in range(2) for b in uninterrupted]
+    stopped = make(sequences(), "train", 5, seed=7)
     batches = iter(stopped)
     seen = [next(batches).y.tolist() for _ in range(4)]
-    fresh = (data_loader if make is resident else resident)(text(), "train", 5, seed=7)
+    fresh = (data_loader if make is resident else resident)(sequences(), "train", 5, seed=7)
     fresh.load_state_dict(stopped.state_dict())
     seen += [b.y.tolist() for _ in range(2) for b in fresh]
     assert seen == expected
 
 
-def test_going_on_with_other_data_is_refused():
-    loader = resident(text(), "train", 5)
+def test_resuming_with_other_data_raises():
+    loader = resident(sequences(), "train", 5)
     with pytest.raises(ValueError, match="batches was 13 and is 10"):
-        loader.load_state_dict(resident(text(), "train", 4).state_dict())
+        loader.load_state_dict(resident(sequences(), "train", 4).state_dict())
 
 
-def test_buckets_pad_less_and_keep_all_rows():
-    n = 4 * WINDOW * 8
+def test_buckets_pad_less_and_keep_all_examples():
+    n = 4 * BUCKET_BATCHES * 8
     x, offsets = ragged(n, longest=200)
     data = Prepared("t", "tokens", (), 200, {"train": Split("train", x, np.arange(n), offsets)})
     sizes = {}
@@ -134,10 +135,10 @@ def test_buckets_pad_less_and_keep_all_rows():
     assert sizes[True] < 0.65 * sizes[False]
 
 
-def test_workers_give_what_the_process_itself_does():
-    data = text()
-    alone, helped = (WorkerLoader(data, "train", 5, workers=n) for n in (0, 2))
-    for a, b in zip(alone, helped, strict=True):
+def test_workers_give_the_same_batches():
+    data = sequences()
+    single, workers = (WorkerLoader(data, "train", 5, workers=n) for n in (0, 2))
+    for a, b in zip(single, workers, strict=True):
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.y, b.y)
 
@@ -145,20 +146,20 @@ def test_workers_give_what_the_process_itself_does():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"split": "dev"}, "text has no split 'dev'; it has train, test"),
-        ({"batch_size": 60}, "53 training rows do not fill one batch of 60"),
-        ({"pad": "row"}, "pad must be 'batch', 'max' or a number of positions; got 'row'"),
+        ({"split": "dev"}, "text has no split 'dev'; its splits are train, test"),
+        ({"batch_size": 60}, "53 training examples do not fill one batch of 60"),
+        ({"pad": "longest"}, "pad must be 'batch', 'max' or a number of positions; got 'longest'"),
         ({"rank": 2, "world": 2}, "0 <= rank < world"),
     ],
 )
-def test_bad_arguments_are_named(change, message):
+def test_invalid_arguments_raise(change, message):
     options = {"split": "train", "batch_size": 5, **change}
     with pytest.raises(ValueError, match=message):
-        data_loader(text(), **options)
+        data_loader(sequences(), **options)
 
 
-def test_a_plan_of_evaluation_may_leave_a_process_without_rows():
-    assert [len(Plan(2, 4, False, rank=rank, world=3)) for rank in range(3)] == [1, 1, 0]
+def test_evaluation_may_leave_a_process_without_examples():
+    assert [len(BatchPlan(2, 4, False, rank=rank, world=3)) for rank in range(3)] == [1, 1, 0]
 
 
 def test_files_cannot_be_resident():
@@ -178,4 +179,4 @@ def test_decimation_takes_every_second_sample():
         with pytest.raises(ValueError, match="rate must be 1, 1/2, 1/3"):
             data.decimated(rate)
     with pytest.raises(ValueError, match="has no sampling rate"):
-        text().decimated(0.5)
+        sequences().decimated(0.5)

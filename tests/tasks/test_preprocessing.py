@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from mrconv.tasks import DataError, Prepared, Split, task
-from mrconv.tasks.packing import SPECIAL
+from mrconv.tasks import DataError, Prepared, Split, data_loader, task
 from mrconv.tasks.preprocessing import INPUTS_FILE, Preprocessor, load_preprocessor
+from mrconv.tasks.vocabulary import SPECIAL
 from mrconv.training import loop
 from mrconv.training.evaluation import merge
 
@@ -43,10 +43,8 @@ def test_values_are_preprocessed_as_by_the_loaders(tmp_path):
     x = np.random.default_rng(0).normal(3, 5, (40, 12, 2)).astype(np.float32)
     np.savez(tmp_path / "x.npz", x=x, y=np.arange(40) % 2)
     data = task("folder", tmp_path, path=str(tmp_path / "x.npz")).prepare()
-    from mrconv.tasks import data_loader
-
     batch = next(iter(data_loader(data, "val", 4)))
-    inputs = [Preprocessor.from_data(data).from_values(data.splits["val"].row(i)) for i in range(4)]
+    inputs = [Preprocessor.from_data(data).from_values(data.splits["val"].example(i)) for i in range(4)]
     assert np.array_equal(np.stack([each.x for each in inputs]), batch.x.numpy())
 
 

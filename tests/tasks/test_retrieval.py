@@ -1,30 +1,30 @@
-"""Retrieval: pairs of papers as LRA's files have them."""
+"""Retrieval: pairs of papers in LRA's files."""
 
 import numpy as np
 import pytest
 
 from mrconv.tasks import DataError, MissingData, task
 
-ROWS = [
+LINES = [
     ["1.0", "10", "11", r"b'first\nline'", r"""b"it's caf\xc3\xa9" """.strip()],
     ["0.0", "12", "13", "b'x'", "b'second one'"],
 ]
 
 
-def write(folder, rows=ROWS, **replaced):
+def write(folder, lines=LINES, **replaced):
     folder.mkdir(parents=True, exist_ok=True)
-    content = "".join("\t".join(row) + "\n" for row in rows).encode()
+    content = "".join("\t".join(line) + "\n" for line in lines).encode()
     for part in ("train", "eval", "test"):
         (folder / f"new_aan_pairs.{part}.tsv").write_bytes(replaced.get(part, content))
 
 
 def texts(data, split, i):
-    rows = (data.splits[split].row(i), data.splits[split].row2(i))
-    return ["".join(data.vocabulary[code] for code in row) for row in rows]
+    pair = (data.splits[split].example(i), data.splits[split].second(i))
+    return ["".join(data.vocabulary[token] for token in tokens) for tokens in pair]
 
 
 @pytest.mark.parametrize("place", ["", "retrieval", "tsv_data", "lra_release/tsv_data"])
-def test_texts_are_read_as_they_are_written_like_in_s4(tmp_path, place):
+def test_texts_are_not_decoded_as_in_s4(tmp_path, place):
     write(tmp_path / place)
     data = task("retrieval", tmp_path).prepare()
     assert list(data.splits) == ["train", "val", "test"]
@@ -44,23 +44,23 @@ def test_texts_can_be_decoded(tmp_path):
     assert texts(data, "test", 0) == ["first\nline<eos>", "it's café<eos>"]
 
 
-def test_plain_and_quoted_texts_and_integer_labels_are_read_too(tmp_path):
-    write(tmp_path, rows=[["1", "a", "b", "plain 'text'", '"with ""quotes"""'], ["0", "c", "d", '"', ""]])
+def test_unquoted_and_quoted_texts_and_integer_labels_are_read(tmp_path):
+    write(tmp_path, lines=[["1", "a", "b", "plain 'text'", '"with ""quotes"""'], ["0", "c", "d", '"', ""]])
     data = task("retrieval", tmp_path, decode=True).prepare()
     assert texts(data, "train", 0) == ["plain 'text'<eos>", 'with "quotes"<eos>']
     assert texts(data, "train", 1) == ['"<eos>', "<eos>"]
     assert data.splits["train"].y.tolist() == [1, 0]
 
 
-def test_the_vocabulary_is_of_what_is_left_of_both_training_texts(tmp_path):
-    write(tmp_path, rows=[["1", "", "", "abcd", "xyz!"]], test=b"0\t\t\tAbc\tdxy\n")
+def test_vocabulary_is_that_of_both_cut_training_texts(tmp_path):
+    write(tmp_path, lines=[["1", "", "", "abcd", "xyz!"]], test=b"0\t\t\tAbc\tdxy\n")
     data = task("retrieval", tmp_path, length=4).prepare()
     assert data.vocabulary == ("<pad>", "<unk>", "<eos>", *"abcxyz")
     assert texts(data, "test", 0) == ["<unk>bc<eos>", "<unk>xy<eos>"]
 
 
-def test_a_text_of_a_million_characters_is_cut(tmp_path):
-    write(tmp_path, rows=[["1", "", "", "a" * 1_000_000, "b"]])
+def test_text_of_a_million_characters_is_cut(tmp_path):
+    write(tmp_path, lines=[["1", "", "", "a" * 1_000_000, "b"]])
     data = task("retrieval", tmp_path).prepare()
     assert np.diff(data.splits["train"].offsets).tolist() == [4000]
     assert np.diff(data.splits["train"].offsets2).tolist() == [2]
@@ -68,13 +68,13 @@ def test_a_text_of_a_million_characters_is_cut(tmp_path):
 
 def test_many_characters_need_two_bytes(tmp_path):
     letters = "".join(chr(0x4E00 + i) for i in range(300))
-    write(tmp_path, rows=[["1", "", "", letters, letters[::-1]]])
+    write(tmp_path, lines=[["1", "", "", letters, letters[::-1]]])
     data = task("retrieval", tmp_path).prepare()
     assert data.splits["train"].x.dtype == np.int16
     assert texts(data, "train", 0) == [f"{letters}<eos>", f"{letters[::-1]}<eos>"]
 
 
-def test_progress_ends_at_all_of_the_files_with_training_read_twice(tmp_path):
+def test_progress_counts_the_training_file_twice(tmp_path):
     write(tmp_path)
     seen = []
     task("retrieval", tmp_path).prepare(lambda done, total: seen.append((done, total)))
@@ -93,25 +93,25 @@ GOOD = b"1\ta\tb\tone\ttwo\n"
         (GOOD + b"2.0\ta\tb\tone\ttwo\n", r"eval\.tsv, line 2: label is '2.0'; expected 0, 0.0, 1 or 1.0"),
         (GOOD + b"label\tid1\tid2\ttext1\ttext2\n", "line 2: label is 'label'"),
         (GOOD + b"1\ta\tb\t\xff\ttwo\n", r"eval\.tsv, line 2: not UTF-8"),
-        (GOOD + b"1\ta\tb\tb'cut \\x\ttwo\n", r"eval\.tsv, line 2: b'cut .*is not UTF-8 as Python writes bytes"),
-        (GOOD + rb"1" + b"\ta\tb\tb'\\xff'\ttwo\n", "line 2: .*is not UTF-8 as Python writes bytes"),
+        (GOOD + b"1\ta\tb\tb'cut \\x\ttwo\n", r"eval\.tsv, line 2: b'cut .*is not a Python bytes literal of UTF-8"),
+        (GOOD + rb"1" + b"\ta\tb\tb'\\xff'\ttwo\n", "line 2: .*is not a Python bytes literal of UTF-8"),
         (b"", "val split has no example"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, content, message):
+def test_invalid_line_raises_with_its_number(tmp_path, content, message):
     write(tmp_path, eval=content)
     with pytest.raises(DataError, match=message):
         task("retrieval", tmp_path, decode=True).prepare()
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_missing_files_are_named(tmp_path):
+def test_missing_files_raise(tmp_path):
     write(tmp_path)
     (tmp_path / "new_aan_pairs.eval.tsv").unlink()
     with pytest.raises(MissingData, match=r"new_aan_pairs\.eval\.tsv.*long-range-arena"):
         task("retrieval", tmp_path).prepare()
 
 
-def test_a_length_without_room_is_refused(tmp_path):
+def test_too_small_length_raises(tmp_path):
     with pytest.raises(ValueError, match="length must be at least 2"):
         task("retrieval", tmp_path, length=1).prepare()

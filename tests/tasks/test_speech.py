@@ -1,14 +1,14 @@
-"""Speech Commands in miniature: the release's archive and folder, and three archives."""
+"""Speech Commands in miniature: the release as archive and as folder, and three archives."""
 
 import io
-import tarfile
-import zipfile
 
 import numpy as np
 import pytest
 
 from mrconv.tasks import DataError, MissingData, task
 from mrconv.tasks.audio_files import read_audio
+
+from .data_files import truncate, write_files, write_tar, write_zip
 
 soundfile = pytest.importorskip("soundfile")
 RELEASE = "speech_commands_v0.02"
@@ -36,38 +36,27 @@ def release(words=WORDS, per_word=4, suffix="wav"):
     return files
 
 
-def as_folder(root, files, folder=RELEASE):
-    for name, content in files.items():
-        path = root / folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+def as_folder(root, files):
+    write_files(root / RELEASE, files)
     return root
 
 
 def as_archive(root, files):
-    with tarfile.open(root / f"{RELEASE}.tar.gz", "w:gz") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(f"./{name}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    write_tar(root / f"{RELEASE}.tar.gz", {f"./{name}": content for name, content in files.items()})
     return root
 
 
-def as_zip(path, files):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-
-
-def early(files):
+def lists_first(files):
     return dict(sorted(files.items(), key=lambda item: not item[0].endswith(".txt")))
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac"])
 @pytest.mark.parametrize(
-    "write", [as_folder, as_archive, lambda root, files: as_archive(root, early(files))], ids=["folder", "tar", "early"]
+    "write",
+    [as_folder, as_archive, lambda root, files: as_archive(root, lists_first(files))],
+    ids=["folder", "tar", "lists first"],
 )
-def test_the_lists_tell_the_splits_wherever_they_are(tmp_path, write, suffix):
+def test_lists_determine_the_splits(tmp_path, write, suffix):
     data = task("speech", write(tmp_path, release(suffix=suffix))).prepare()
     assert data.classes == ("bed", "cat", "happy")
     assert {name: split.y.tolist() for name, split in data.splits.items()} == {
@@ -82,37 +71,37 @@ def test_the_lists_tell_the_splits_wherever_they_are(tmp_path, write, suffix):
         assert (data.splits["train"].x[2 * i + 1, :, 0] == clip(seed + 3)).all()
 
 
-def test_three_archives_tell_the_splits_themselves(tmp_path):
+def test_three_archives_are_the_splits(tmp_path):
     for s, split in enumerate(("train", "val", "test")):
-        as_zip(tmp_path / f"{split}.zip", {f"{word}/0.flac": audio(clip(s), "FLAC") for word in WORDS})
+        write_zip(tmp_path / f"{split}.zip", {f"{word}/0.flac": audio(clip(s), "FLAC") for word in WORDS})
     data = task("speech", tmp_path).prepare()
     for s, split in enumerate(("train", "val", "test")):
         assert data.splits[split].y.tolist() == [0, 1, 2]
         assert (data.splits[split].x == clip(s)[:, None]).all()
     (tmp_path / "val.zip").unlink()
-    with pytest.raises(MissingData, match=r"train\.zip is there and val\.zip beside it is not"):
+    with pytest.raises(MissingData, match=r"train\.zip exists, but val\.zip beside it does not"):
         task("speech", tmp_path).prepare()
 
 
-def test_many_clips_pass_through_several_blocks(tmp_path, monkeypatch):
+def test_clips_in_several_blocks(tmp_path, monkeypatch):
     from mrconv.tasks import speech
 
-    whole = task("speech", as_archive(tmp_path, release()), cache_dir=tmp_path / "a").prepare()
+    one_block = task("speech", as_archive(tmp_path, release()), cache_dir=tmp_path / "a").prepare()
     monkeypatch.setattr(speech, "BLOCK", 5)
-    pieces = task("speech", tmp_path, cache_dir=tmp_path / "b").prepare()
-    assert all((whole.splits[name].x == pieces.splits[name].x).all() for name in whole.splits)
-    np.testing.assert_allclose(whole.scale, pieces.scale, rtol=1e-6)
+    several = task("speech", tmp_path, cache_dir=tmp_path / "b").prepare()
+    assert all((one_block.splits[name].x == several.splits[name].x).all() for name in one_block.splits)
+    np.testing.assert_allclose(one_block.scale, several.scale, rtol=1e-6)
 
 
 def test_shorter_clips_are_padded_with_zeros(tmp_path):
     data = task("speech", as_archive(tmp_path, release() | {"bed/3_nohash_0.wav": audio(clip(7, 9_000))})).prepare()
-    row = data.splits["train"].x[1, :, 0]
-    assert (row[:9_000] == clip(7, 9_000)).all()
-    assert not row[9_000:].any()
+    samples = data.splits["train"].x[1, :, 0]
+    assert (samples[:9_000] == clip(7, 9_000)).all()
+    assert not samples[9_000:].any()
     assert data.facts["padded"] == 1
 
 
-def test_s4_normalises_each_instant_after_dividing_twice(tmp_path):
+def test_s4_normalisation_of_each_instant(tmp_path):
     data = task("speech", as_archive(tmp_path, release(per_word=6))).prepare()
     train = np.asarray(data.splits["train"].x, np.float64) / 2**30
     expected = (train - train.mean(0)) / (train.std(0, ddof=1) + 1e-5)
@@ -120,23 +109,23 @@ def test_s4_normalises_each_instant_after_dividing_twice(tmp_path):
     np.testing.assert_allclose(data.splits["train"].x * data.scale + data.shift, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_unit_is_from_minus_one_to_one(tmp_path):
+def test_unit_normalisation_is_from_minus_one_to_one(tmp_path):
     data = task("speech", as_archive(tmp_path, release()), normalise="unit").prepare()
     assert (-32768 * data.scale + data.shift, 32767 * data.scale) == (-1, pytest.approx(1, abs=1e-4))
 
 
 def test_ten_words_are_split_by_word_without_shorter_clips(tmp_path):
-    from mrconv.tasks.speech import TEN
+    from mrconv.tasks.speech import TEN_WORDS
 
-    files = release((*TEN, "bed"), per_word=11) | {"yes/10_nohash_0.wav": audio(clip(1, 8_000))}
+    files = release((*TEN_WORDS, "bed"), per_word=11) | {"yes/10_nohash_0.wav": audio(clip(1, 8_000))}
     del files["validation_list.txt"], files["testing_list.txt"]
     data = task("speech", as_folder(tmp_path, files), words=10).prepare()
-    assert data.classes == TEN
+    assert data.classes == TEN_WORDS
     assert data.facts["left_out"] == 1
     counts = {name: np.bincount(split.y).tolist() for name, split in data.splits.items()}
     assert counts == {"train": [8, *[9] * 9], "val": [1] * 10, "test": [1] * 10}
-    rows = [row.tobytes() for split in data.splits.values() for row in split.x]
-    assert len(set(rows)) == len(rows) == 109
+    clips = [x.tobytes() for split in data.splits.values() for x in split.x]
+    assert len(set(clips)) == len(clips) == 109
 
 
 @pytest.mark.parametrize(
@@ -148,20 +137,20 @@ def test_ten_words_are_split_by_word_without_shorter_clips(tmp_path):
         ({"validation_list.txt": None}, r"has no validation_list\.txt"),
         ({"validation_list.txt": None, "testing_list.txt": None}, r"no validation_list\.txt and no testing_list\.txt"),
         ({"testing_list.txt": b"bed/1_nohash_0.wav\nbed\n"}, r"testing_list\.txt line 2: expected word/clip\.wav"),
-        ({"testing_list.txt": b"bed/0_nohash_0.wav\n"}, r"line 2: bed/0_nohash_0\.wav is in the other list"),
-        ({"testing_list.txt": b"\xff\xfe"}, r"testing_list\.txt is not text"),
+        ({"testing_list.txt": b"bed/0_nohash_0.wav\n"}, r"line 2: bed/0_nohash_0\.wav is also in the other list"),
+        ({"testing_list.txt": b"\xff\xfe"}, r"testing_list\.txt is not UTF-8"),
         ({"testing_list.txt": b""}, "the test split has no example"),
         ({"stray.wav": audio(clip(0))}, r"stray\.wav is not in a folder"),
         ({"dog/notes.txt": b"no clip"}, "has no training clip of dog"),
     ],
 )
-def test_what_is_wrong_with_the_release_is_said(tmp_path, change, message):
+def test_invalid_release_raises(tmp_path, change, message):
     files = {name: content for name, content in (release() | change).items() if content is not None}
     with pytest.raises(DataError, match=message):
         task("speech", as_folder(tmp_path, files)).prepare()
 
 
-def test_a_word_without_training_clips_is_an_error(tmp_path):
+def test_word_without_training_clips_raises(tmp_path):
     files = release()
     files["testing_list.txt"] += b"bed/2_nohash_0.wav\nbed/3_nohash_0.wav\n"
     with pytest.raises(DataError, match="no training clip of bed"):
@@ -170,20 +159,20 @@ def test_a_word_without_training_clips_is_an_error(tmp_path):
         task("speech", tmp_path, words=10).prepare()
 
 
-def test_an_archive_that_is_cut_off_is_an_error(tmp_path):
+def test_truncated_archive_raises(tmp_path):
     path = as_archive(tmp_path, release()) / f"{RELEASE}.tar.gz"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 7])  # within a clip
-    with pytest.raises(DataError, match="cut off"):
+    truncate(path, path.stat().st_size * 3 // 7)  # within a clip
+    with pytest.raises(DataError, match="truncated"):
         task("speech", tmp_path).prepare()
 
 
-def test_a_folder_without_clips_is_an_error(tmp_path):
+def test_folder_without_clips_raises(tmp_path):
     files = {name: content for name, content in release().items() if not name.endswith(".wav")}
     with pytest.raises(DataError, match="has no clips"):
         task("speech", as_folder(tmp_path, files)).prepare()
 
 
-def test_missing_files_and_wrong_options_are_named(tmp_path):
+def test_missing_files_and_invalid_options_raise(tmp_path):
     with pytest.raises(MissingData, match=r"speech_commands_v0\.02\.tar\.gz.*download\.tensorflow\.org"):
         task("speech", tmp_path).prepare()
     with pytest.raises(ValueError, match="words must be 10 or 35; got 12"):
@@ -193,7 +182,7 @@ def test_missing_files_and_wrong_options_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["WAV", "WAVEX", "FLAC"])
-def test_audio_comes_back_as_recorded_or_is_said_to_be_cut_off(form):
+def test_audio_is_read_exactly_and_truncated_audio_raises(form):
     content = audio(clip(3), form)
     assert (read_audio(content, "a") == clip(3)).all()
     for size in (len(content) // 2, len(content) - 2, 30, 0):
@@ -210,10 +199,10 @@ def test_audio_comes_back_as_recorded_or_is_said_to_be_cut_off(form):
         (audio(clip(0), "AIFF"), "a is AIFF audio; expected WAV or FLAC"),
     ],
 )
-def test_other_audio_is_refused(content, message):
+def test_other_audio_formats_raise(content, message):
     with pytest.raises(DataError, match=message):
         read_audio(content, "a")
 
 
-def test_audio_of_any_rate_is_read_if_asked_for():
+def test_audio_of_any_rate_is_read_with_rate_none():
     assert len(read_audio(audio(clip(0), rate=8_000), "a", rate=None)) == 16_000

@@ -1,14 +1,14 @@
-"""Text: IMDB reviews from a folder, the archive or JSON lines, all with the same result."""
+"""Text: IMDB reviews from a folder, the archive or JSON lines."""
 
-import io
 import json
 import lzma
-import tarfile
 
 import numpy as np
 import pytest
 
 from mrconv.tasks import DataError, MissingData, task
+
+from .data_files import truncate, write_files, write_tar
 
 REVIEWS = {
     ("train", "neg"): ["bad, bad", "no"],
@@ -26,34 +26,28 @@ def files():
     } | {"aclImdb/train/unsup/0_0.txt": b"@@@", "aclImdb/README": b"\xff"}
 
 
-def write_folder(folder, contents=None):
-    for name, content in (contents or files()).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+def write_folder(folder):
+    write_files(folder, files())
 
 
 def write_archive(folder):
-    with tarfile.open(folder / "aclImdb_v1.tar.gz", "w:gz") as archive:
-        for name, content in reversed(files().items()):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    return write_tar(folder / "aclImdb_v1.tar.gz", dict(reversed(files().items())))
 
 
-def rows(split):
+def reviews(split):
     order = sorted(key for key in REVIEWS if key[0] == split)
     return [{"text": text, "label": int(key[1] == "pos"), "id": "x"} for key in order for text in REVIEWS[key]]
 
 
 def write_json(folder, suffix=".jsonl", **replaced):
     for split in ("train", "test"):
-        text = replaced.get(split, "".join(json.dumps(row) + "\n" for row in rows(split)))
+        text = replaced.get(split, "".join(json.dumps(review) + "\n" for review in reviews(split)))
         content = text if isinstance(text, bytes) else text.encode()
         (folder / f"{split}{suffix}").write_bytes(lzma.compress(content) if suffix.endswith("xz") else content)
 
 
 def text_of(data, split, i):
-    return "".join(data.vocabulary[code] for code in data.splits[split].row(i))
+    return "".join(data.vocabulary[token] for token in data.splits[split].example(i))
 
 
 WRITERS = {
@@ -65,7 +59,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_every_layout_gives_the_same_rows(tmp_path, kind):
+def test_every_layout_gives_the_same_examples(tmp_path, kind):
     WRITERS[kind](tmp_path)
     data = task("text", tmp_path, min_freq=1).prepare()
     assert list(data.splits) == ["train", "test"]
@@ -77,7 +71,7 @@ def test_every_layout_gives_the_same_rows(tmp_path, kind):
     assert data.vocabulary == ("<pad>", "<unk>", "<eos>", *sorted(set("bad, bad no good<br />é a b")))
 
 
-def test_the_folder_comes_before_the_archive_and_that_before_json(tmp_path):
+def test_folder_precedes_archive_precedes_json(tmp_path):
     write_json(tmp_path)
     assert task("text", tmp_path).sources()[0].name == "train.jsonl"
     write_archive(tmp_path)
@@ -86,7 +80,7 @@ def test_the_folder_comes_before_the_archive_and_that_before_json(tmp_path):
     assert [path.parent.name for path in task("text", tmp_path).sources()] == ["train", "train", "test", "test"]
 
 
-def test_the_vocabulary_is_of_characters_frequent_in_what_is_left_of_training_texts(tmp_path):
+def test_vocabulary_has_the_frequent_characters_of_cut_training_texts(tmp_path):
     write_json(tmp_path)
     data = task("text", tmp_path, min_freq=3, length=4).prepare()
     assert data.vocabulary == ("<pad>", "<unk>", "<eos>", "o")  # in "bad", "no", "goo", "a b"
@@ -94,27 +88,25 @@ def test_the_vocabulary_is_of_characters_frequent_in_what_is_left_of_training_te
     assert data.splits["train"].lengths.max() == 4 == data.length
 
 
-def test_a_class_folder_that_is_missing_or_empty_is_named(tmp_path):
+def test_missing_or_empty_class_folder_raises(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "aclImdb/test/pos/0_9.txt").unlink()
-    with pytest.raises(DataError, match="no pos review for test"):
+    with pytest.raises(DataError, match="no pos review of test"):
         task("text", tmp_path).prepare()
     (tmp_path / "aclImdb/test/pos").rmdir()
-    with pytest.raises(MissingData, match=r"aclImdb/test/pos is not\. Put aclImdb_v1"):
+    with pytest.raises(MissingData, match=r"aclImdb/test/pos does not\. Put aclImdb_v1"):
         task("text", tmp_path).prepare()
 
 
-def test_a_review_that_is_not_utf8_is_named(tmp_path):
-    write_folder(tmp_path, files() | {"aclImdb/train/neg/7_1.txt": b"caf\xe9 "})
+def test_review_that_is_not_utf8_raises(tmp_path):
+    write_files(tmp_path, files() | {"aclImdb/train/neg/7_1.txt": b"caf\xe9 "})
     with pytest.raises(DataError, match=r"train/neg/7_1\.txt is not UTF-8 .* at byte 3"):
         task("text", tmp_path).prepare()
 
 
-def test_an_archive_that_is_cut_off_is_refused(tmp_path):
-    write_archive(tmp_path)
-    archive = tmp_path / "aclImdb_v1.tar.gz"
-    archive.write_bytes(archive.read_bytes()[:-60])
-    with pytest.raises(DataError, match=r"aclImdb_v1\.tar\.gz is (damaged or )?cut off"):
+def test_truncated_archive_raises(tmp_path):
+    truncate(write_archive(tmp_path), -60)
+    with pytest.raises(DataError, match=r"aclImdb_v1\.tar\.gz is (damaged or )?truncated"):
         task("text", tmp_path).prepare()
 
 
@@ -131,44 +123,43 @@ GOOD = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'
         (GOOD + '{"text": "c"}\n', "line 3: no field 'label'; it has text"),
         (GOOD + "[1]\n", "line 3: expected an object with text and label"),
         (GOOD.encode() + b'{"text": "\xff"}\n', r"test\.jsonl, line 3: not UTF-8"),
-        ('{"text": "a", "label": 0}\n', "no pos review for test"),
-        ("", "no neg review for test"),
+        ('{"text": "a", "label": 0}\n', "no pos review of test"),
+        ("", "no neg review of test"),
     ],
 )
-def test_a_bad_json_line_is_named(tmp_path, text, message):
+def test_invalid_json_line_raises_with_its_number(tmp_path, text, message):
     write_json(tmp_path, test=text)
     with pytest.raises(DataError, match=message):
         task("text", tmp_path).prepare()
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_packed_file_that_is_cut_off_is_refused(tmp_path):
+def test_truncated_compressed_file_raises(tmp_path):
     write_json(tmp_path, ".jsonl.xz")
-    packed = tmp_path / "train.jsonl.xz"
-    packed.write_bytes(packed.read_bytes()[:-30])
-    with pytest.raises(DataError, match=r"train\.jsonl\.xz is damaged or cut off"):
+    truncate(tmp_path / "train.jsonl.xz", -30)
+    with pytest.raises(DataError, match=r"train\.jsonl\.xz is damaged or truncated"):
         task("text", tmp_path).prepare()
 
 
-def test_without_files_the_message_says_where_to_get_them(tmp_path):
+def test_missing_files_raise_with_their_address(tmp_path):
     with pytest.raises(MissingData, match=r"none of aclImdb, .*ai\.stanford\.edu"):
         task("text", tmp_path).prepare()
 
 
-def test_train_without_test_is_refused(tmp_path):
+def test_train_without_test_raises(tmp_path):
     write_json(tmp_path)
     (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(MissingData, match=r"train\.jsonl is there, but .*test\.jsonl is not"):
+    with pytest.raises(MissingData, match=r"train\.jsonl exists, but .*test\.jsonl does not"):
         task("text", tmp_path).prepare()
 
 
 @pytest.mark.parametrize("options", [{"length": 1}, {"min_freq": 0}])
-def test_options_that_make_no_sense_are_refused(tmp_path, options):
+def test_invalid_options_raise(tmp_path, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         task("text", tmp_path, **options).prepare()
 
 
-def test_rows_are_bytes_with_one_end_each(tmp_path):
+def test_sequences_are_bytes_with_one_eos_each(tmp_path):
     write_json(tmp_path)
     for split in task("text", tmp_path).prepare().splits.values():
         assert split.x.dtype == np.uint8

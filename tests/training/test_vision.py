@@ -9,8 +9,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from mrconv import MRConvNeXt
-from mrconv.tasks import Batch, Prepared, Split, data_loader
-from mrconv.tasks.loaders import ResidentLoader
+from mrconv.tasks import Batch, Prepared, ResidentLoader, Split, data_loader
 from mrconv.tasks.randaugment import NAMES as OPERATIONS
 from mrconv.tasks.randaugment import apply, rand_augment
 from mrconv.training import Experiment

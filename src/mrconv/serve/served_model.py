@@ -9,7 +9,7 @@ from mrconv.baselines.mega import GatedAttention
 from mrconv.baselines.transformer import Attention
 from mrconv.hub import MERGED, MODEL
 from mrconv.inference import Predictor
-from mrconv.tasks.packing import SPECIAL
+from mrconv.tasks.vocabulary import SPECIAL
 
 MAX_GROWTH = 4  # a state that grows with the stream may hold this many times the model's length
 

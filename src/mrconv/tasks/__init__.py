@@ -1,12 +1,12 @@
-"""Benchmark tasks: their files as published, or generated here, as arrays ready to train on."""
+"""Benchmark tasks: published or generated data, prepared as arrays for training."""
 
-from . import characters, cifar, imagenet, listops, mnist, pathfinder, retrieval, speech, text
-from . import preview as show
+from . import characters, cifar, custom, imagenet, listops, mnist, pathfinder, retrieval, speech, text
 from .base import Prepared, Split, Task, register_task, task, task_class, task_names
-from .custom import task as own
 from .errors import DataError, MissingData
-from .loaders import Batch, BatchLoader, ResidentLoader, data_loader
+from .loaders import Batch, BatchLoader
+from .resident_loader import ResidentLoader
 from .window_loader import WindowLoader
+from .worker_loader import data_loader
 
 __all__ = [
     "Batch",
@@ -20,15 +20,14 @@ __all__ = [
     "WindowLoader",
     "characters",
     "cifar",
+    "custom",
     "data_loader",
     "imagenet",
     "listops",
     "mnist",
-    "own",
     "pathfinder",
     "register_task",
     "retrieval",
-    "show",
     "speech",
     "task",
     "task_class",

@@ -1,9 +1,8 @@
-"""What a task is: options, source files, and the arrays that a model sees of them."""
+"""The interface of a task: options, source files, and the arrays prepared from them."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,24 +13,23 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from .._utils.registry import Registry
-from .cache import Arrays, Built, cached, fingerprint, key, load
-from .download import Progress, Remote, download
+from .._utils.suggest import closest
+from .cache import Arrays, Built, build_once, cache_key, fingerprint, is_complete, load_arrays
+from .download import Remote, download
 from .errors import DataError, MissingData
-
-Count = Callable[[int, int | None], None]
-"""Called with how much of how much is done while a task is prepared."""
-
-
-def nothing(done: int, total: int | None) -> None:
-    """Show no progress."""
+from .progress_callback import Progress, no_progress
 
 
 @dataclass(frozen=True)
 class Split:
-    """A part of a task's data, as stored.
+    """One split of a task's data, as stored.
 
-    Rows are `x` (n, ...) or, if they differ in length, all of them one after the other in `x` and where each begins in
-    `offsets` (n + 1,). `y` (n,) are the labels. Pairs of sequences have `x2` and `offsets2` too.
+    Args:
+        name: of the split.
+        x: examples (n, ...); sequences of different lengths are concatenated, bounded by `offsets`.
+        y: labels (n,).
+        offsets: boundaries (n + 1,) of the sequences in `x`.
+        x2, offsets2: the second sequences of pairs.
     """
 
     name: str
@@ -46,17 +44,17 @@ class Split:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Length of every row; of a pair, the longer one's."""
+        """Length of every example; of a pair, that of the longer sequence."""
         if self.offsets is None:
             return np.full(len(self), self.x.shape[1] if self.x.ndim > 1 else 1)
         lengths = np.diff(self.offsets)
         return lengths if self.offsets2 is None else np.maximum(lengths, np.diff(self.offsets2))
 
-    def row(self, i: int) -> np.ndarray:
-        """Return row i as stored."""
+    def example(self, i: int) -> np.ndarray:
+        """Return example i as stored; of a pair, its first sequence."""
         return self.x[i] if self.offsets is None else self.x[self.offsets[i] : self.offsets[i + 1]]
 
-    def row2(self, i: int) -> np.ndarray:
+    def second(self, i: int) -> np.ndarray:
         """Return the second sequence of pair i as stored."""
         assert self.x2 is not None
         assert self.offsets2 is not None
@@ -65,11 +63,23 @@ class Split:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task's data, ready to load.
+    """A task's prepared data.
 
-    `encoder` says what rows are: "tokens" (of `vocabulary` symbols, 0 the padding), "values" (length, channels) or
-    "image" (height, width, channels). Values and images are stored as integers; a model sees x * scale + shift. A
-    "text" is one long row of tokens, and its labels the tokens that follow: loaders make windows of it.
+    Args:
+        name: of the task.
+        encoder: kind of the examples: "tokens" (ids into `vocabulary`, 0 is padding), "values" (length, channels),
+            "image" (height, width, channels), or "text": one long sequence of tokens whose labels are the next tokens,
+            which loaders cut into windows.
+        classes: class names.
+        length: maximum length of an example.
+        splits: by name.
+        vocabulary: symbols by token id.
+        channels: of values and images.
+        scale, shift: values and images are stored as integers; a model sees x * scale + shift.
+        pair: whether examples are pairs of sequences.
+        metric: score of the task's models, one of `mrconv.training.scores`.
+        facts: other properties, such as the sampling rate.
+        folder: of the arrays.
     """
 
     name: str
@@ -86,37 +96,37 @@ class Prepared:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     folder: Path | None = None
 
-    def rows(self, split: str, train: bool) -> int:
-        """Return how many rows an epoch has; of a text, windows, as many as fit behind any offset in training."""
+    def examples_per_epoch(self, split: str, train: bool) -> int:
+        """Return the number of examples in an epoch; of a text, the number of windows."""
         stored = len(self.splits[split])
         if self.encoder != "text":
             return stored
-        if train:
+        if train:  # as many windows as fit after any offset
             return self.facts["passes"] * ((stored - self.length + 1) // self.length)
         return -(-stored // (self.length - self.facts["context"]))
 
     def decimated(self, rate: float) -> Prepared:
-        """Return the data as sampled at a lower rate: every second sample at 0.5, without a filter."""
+        """Return the data at a lower sampling rate: every second sample at 0.5, without a filter."""
         step = round(1 / rate) if 0 < rate <= 1 else 0
         if abs(step * rate - 1) > 1e-6:
             raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {rate!r}")
         if self.encoder != "values":
-            raise ValueError(f"{self.name} has no sampling rate: its rows are {self.encoder}")
+            raise ValueError(f"{self.name} has no sampling rate: its examples are {self.encoder}")
         splits = {name: dataclasses.replace(split, x=split.x[:, ::step]) for name, split in self.splits.items()}
-        thin = [z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift)]
-        facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no picture any more
+        scale, shift = (z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift))
+        facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no longer an image
         if "sampling_rate" in facts:
             facts |= {"sampling_rate": facts["sampling_rate"] / step, "step": step * facts.get("step", 1)}
         length = -(-self.length // step)
-        return dataclasses.replace(self, splits=splits, length=length, scale=thin[0], shift=thin[1], facts=facts)
+        return dataclasses.replace(self, splits=splits, length=length, scale=scale, shift=shift, facts=facts)
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """One benchmark. Fields are its options; all but the folders decide what is in the cache.
+    """A benchmark task. Its fields are its options; all but the folders are part of the cache key.
 
-    A subclass says which files it needs (`sources`) and makes arrays of them (`build`): by split, those that `Split`
-    has; and facts, among them `encoder`, `classes`, `length` and whatever else of `Prepared` is not as usual.
+    A subclass lists its source files (`sources`) and builds arrays from them (`build`): the arrays of `Split` for each
+    split, and a dictionary with `encoder`, `classes`, `length` and every other field of `Prepared` that is not default.
     """
 
     data_dir: Path = Path("data")
@@ -125,64 +135,72 @@ class Task(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     metric: ClassVar[str] = "accuracy"
-    """What its models are scored by: one of `mrconv.training.scores`."""
+    """Score of the task's models: one of `mrconv.training.scores`."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     layout: ClassVar[str] = ""
-    """Where the files are looked for, and where they are to be had: the rest of the message when they are not there."""
+    """The expected files and where to get them: the end of the message when they are missing."""
 
     @abstractmethod
     def sources(self) -> Sequence[Path]:
-        """Return the files and folders the data is made from, none if it is generated; MissingData if one is absent."""
+        """Return the source files and folders, none for generated data; raise MissingData if one does not exist."""
 
     @abstractmethod
-    def build(self, progress: Count) -> Built:
-        """Make the arrays."""
+    def build(self, progress: Progress) -> Built:
+        """Read or generate the arrays."""
 
-    def prepare(self, progress: Count = nothing) -> Prepared:
-        """Return the data; what is not in the cache yet is read or generated and put there."""
+    def prepare(self, progress: Progress = no_progress) -> Prepared:
+        """Return the data from the cache, building it first if needed."""
         self.check()
-        folder = cached(self.folder(), lambda: self._checked(self.build(progress)))
-        splits, meta = load(folder)
-        known: dict[str, Any] = {name: tuple(z) if isinstance(z, list) else z for name, z in meta.items()}
-        known |= splits.pop("all", {})  # scale and shift, where they are arrays
-        known["splits"] = {name: Split(name, **splits[name]) for name in meta["splits"]}
-        return Prepared(name=self.name, metric=self.metric, folder=folder, **known)
+        folder = build_once(self.cache_folder(), lambda: self._with_metadata(self.build(progress)))
+        splits, metadata = load_arrays(folder)
+        fields: dict[str, Any] = {name: tuple(z) if isinstance(z, list) else z for name, z in metadata.items()}
+        fields |= splits.pop("all", {})  # scale and shift, where they are arrays
+        fields["splits"] = {name: Split(name, **splits[name]) for name in metadata["splits"]}
+        return Prepared(name=self.name, metric=self.metric, folder=folder, **fields)
 
     def check(self) -> None:  # noqa: B027
-        """Refuse options that make no sense."""
+        """Raise ValueError for invalid options."""
 
-    def folder(self) -> Path:
-        """Return where the prepared arrays are, or will be."""
+    def cache_root(self) -> Path:
+        """Return the folder of all prepared data."""
+        return self.cache_dir or self.data_dir / "cache"
+
+    def cache_folder(self) -> Path:
+        """Return the folder of the prepared arrays, which may not exist yet."""
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEY}
-        root = self.cache_dir or self.data_dir / "cache"
-        return root / f"{self.name}-{key([self.name, options, fingerprint(self.sources())])}"
+        key = cache_key([self.name, options, fingerprint(self.sources())])
+        return self.cache_root() / f"{self.name}-{key}"
 
-    def download(self, progress: Progress | None = None) -> list[Path]:
-        """Fetch the files from where their publisher has them."""
+    def is_prepared(self) -> bool:
+        """Return whether the cache holds the data; raise MissingData if a source file does not exist."""
+        return is_complete(self.cache_folder())
+
+    def download(self, progress: Progress = no_progress) -> list[Path]:
+        """Download the source files from their publisher."""
         if not self.remotes:
             raise DataError(f"{self.name} has no stable public address to download from. {self.layout}")
         return [download(remote, self.data_dir, progress) for remote in self.remotes]
 
-    def _checked(self, built: Built) -> Built:
-        """Add what every task's meta data holds; find arrays that do not belong together before they are stored."""
+    def _with_metadata(self, built: Built) -> Built:
+        """Check the arrays of each split and separate fields of `Prepared` from other facts."""
         splits, facts = built
-        known = {f.name for f in dataclasses.fields(Prepared)}
-        meta = {name: facts[name] for name in facts if name in known}
-        meta["facts"] = {name: facts[name] for name in facts if name not in known}
-        meta["splits"] = [name for name in splits if name != "all"]
-        for name in meta["splits"]:
+        fields = {f.name for f in dataclasses.fields(Prepared)}
+        metadata = {name: facts[name] for name in facts if name in fields}
+        metadata["facts"] = {name: facts[name] for name in facts if name not in fields}
+        metadata["splits"] = [name for name in splits if name != "all"]
+        for name in metadata["splits"]:
             check_split(self.name, name, splits[name], len(facts["classes"]))
-        return splits, meta
+        return splits, metadata
 
-    def _first(self, *candidates: str) -> Path:
-        """Return the first of these that is there, under the data folder or under its folder of the task's name."""
+    def _find_source(self, *candidates: str) -> Path:
+        """Return the first candidate that exists in the data folder or in its subfolder named after the task."""
         roots = [self.data_dir, self.data_dir / self.name]
         for root in roots:
             for candidate in candidates:
                 if (root / candidate).exists():
                     return root / candidate
         raise MissingData(
-            f"{self.name}: none of {', '.join(candidates)} is in {' or '.join(map(str, roots))}. {self.layout}"
+            f"{self.name}: none of {', '.join(candidates)} exists in {' or '.join(map(str, roots))}. {self.layout}"
         )
 
 
@@ -191,16 +209,16 @@ NOT_IN_KEY = {"data_dir", "cache_dir"}
 
 
 def check_split(task: str, split: str, arrays: Arrays, classes: int) -> None:
-    """Refuse a split that is empty, whose arrays differ in number of rows, or with labels out of range."""
+    """Raise DataError if a split is empty, its arrays differ in number, or a label is out of range."""
     y, x, offsets = arrays["y"], arrays["x"], arrays.get("offsets")
     if len(y) == 0:
         raise DataError(f"{task}: the {split} split has no example")
-    rows = len(x) if offsets is None else len(offsets) - 1
-    if rows != len(y):
-        raise DataError(f"{task}: the {split} split has {rows} rows and {len(y)} labels")
+    examples = len(x) if offsets is None else len(offsets) - 1
+    if examples != len(y):
+        raise DataError(f"{task}: the {split} split has {examples} examples and {len(y)} labels")
     if classes and (y.min() < 0 or y.max() >= classes):
-        bad = int(np.flatnonzero((y < 0) | (y >= classes))[0])
-        raise DataError(f"{task}: {split} row {bad} has label {y[bad]}; there are {classes} classes")
+        i = int(np.flatnonzero((y < 0) | (y >= classes))[0])
+        raise DataError(f"{task}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
 
 
 TASKS: Registry[Task] = Registry("task")
@@ -209,7 +227,7 @@ task_class = TASKS.get
 
 
 def register_task(name: str) -> Callable[[_Class], _Class]:
-    """Class decorator: make a task known by a name."""
+    """Register a task class under a name (class decorator)."""
 
     def register(cls: _Class) -> _Class:
         cls.name = name
@@ -219,12 +237,11 @@ def register_task(name: str) -> Callable[[_Class], _Class]:
 
 
 def task(name: str, data_dir: str | Path | None = None, **options: Any) -> Task:
-    """Return a task; its files are in data_dir, by default in $MRCONV_DATA or else in ./data."""
+    """Return a task by name; its files are in data_dir, by default $MRCONV_DATA or else ./data."""
     cls = task_class(name)
-    known = [f.name for f in dataclasses.fields(cls)]
+    fields = [f.name for f in dataclasses.fields(cls)]
     for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"{name} has no option {option!r}; {hint}it has {', '.join(known)}")
+        if option not in fields:
+            hint = closest(option, fields) or "."
+            raise ValueError(f"{name} has no option {option!r}{hint} Its options are {', '.join(fields)}")
     return cls(Path(data_dir or os.environ.get("MRCONV_DATA") or "data"), **options)

@@ -1,8 +1,8 @@
-"""Prepared data as memory-mapped arrays in a folder: all of it is there, or the folder is not.
+"""A cache of prepared data: folders of memory-mapped arrays, written atomically.
 
-A folder's name holds a hash of everything the arrays follow from: the task, its options and its source files. It is
-written under another name and renamed when complete, so that whoever is killed leaves nothing that looks finished, and
-of two at once the first to finish wins.
+The name of a folder holds a hash of all that determines its arrays: the task, its options and its source files. A
+folder is written under a temporary name and renamed when complete, so that an interrupted process leaves no folder that
+looks complete, and of two concurrent writers the first wins.
 """
 
 from __future__ import annotations
@@ -21,60 +21,65 @@ import numpy as np
 from .errors import DataError
 
 FORMAT = 1
-META = "meta.json"
+METADATA = "meta.json"
 Arrays = dict[str, np.ndarray]
 Built = tuple[Mapping[str, Arrays], dict[str, Any]]
-"""Arrays by split and name, and what is to be known about them, as JSON."""
+"""Arrays by split and name, and JSON-serialisable metadata."""
 
 
 def fingerprint(paths: Iterable[Path]) -> list[list[Any]]:
-    """Return name, size and time of change of each file, those in folders included."""
-    found = []
+    """Return name, size and modification time of each file, including all files in folders."""
+    entries = []
     for path in paths:
-        inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for each in inside:
-            stat = each.stat()
-            found.append([str(each.relative_to(path.parent)), stat.st_size, stat.st_mtime_ns])
-    return found
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            stat = file.stat()
+            entries.append([str(file.relative_to(path.parent)), stat.st_size, stat.st_mtime_ns])
+    return entries
 
 
-def key(parts: Any) -> str:
-    """Return a short hash of anything that JSON can hold."""
-    text = json.dumps([FORMAT, parts], sort_keys=True, default=str)
+def cache_key(value: Any) -> str:
+    """Return a short hash of a JSON-serialisable value."""
+    text = json.dumps([FORMAT, value], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def cached(folder: Path, build: Callable[[], Built]) -> Path:
-    """Return the folder; if it is not there, build what belongs in it and put it there all at once."""
-    if (folder / META).exists():
+def is_complete(folder: Path) -> bool:
+    """Return whether a folder holds prepared arrays."""
+    return (folder / METADATA).exists()
+
+
+def build_once(folder: Path, build: Callable[[], Built]) -> Path:
+    """Return the folder; if it does not exist, build its arrays and create it atomically."""
+    if is_complete(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
-        why = f"{folder.parent} cannot be written to: {error.strerror}"
-        raise DataError(f"prepared data has no place: {why}; give another cache_dir") from error
+        reason = f"{folder.parent} is not writable: {error.strerror}"
+        raise DataError(f"cannot store prepared data: {reason}; give another cache_dir") from error
     try:
-        splits, meta = build()
+        splits, metadata = build()
         for split, arrays in splits.items():
             for name, array in arrays.items():
                 np.save(draft / f"{split}.{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
-        (draft / META).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+        (draft / METADATA).write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
         draft.chmod(0o755)
         try:
             os.rename(draft, folder)
         except OSError:
-            if not (folder / META).exists():
+            if not is_complete(folder):
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
 
 
-def load(folder: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
-    """Return what a folder holds, the arrays memory-mapped."""
+def load_arrays(folder: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
+    """Return the memory-mapped arrays of a folder by split and name, and its metadata."""
     splits: dict[str, Arrays] = {}
     for path in sorted(folder.glob("*.npy")):
         split, name, _ = path.name.split(".")
         splits.setdefault(split, {})[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return splits, json.loads((folder / META).read_text(encoding="utf-8"))
+    return splits, json.loads((folder / METADATA).read_text(encoding="utf-8"))

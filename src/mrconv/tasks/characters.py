@@ -1,4 +1,4 @@
-"""Language modelling by characters: any text, to be predicted one character after the other."""
+"""Character-level language modelling of any text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import Count, Task, register_task
+from .base import Task, register_task
 from .cache import Arrays, Built
 from .download import Remote
 from .errors import DataError, MissingData
-from .packing import UNKNOWN
+from .progress_callback import Progress
+from .vocabulary import UNKNOWN
 
 SHAKESPEARE = "tinyshakespeare"
 SUFFIXES = (".txt", ".txt.xz")
@@ -22,16 +23,20 @@ SUFFIXES = (".txt", ".txt.xz")
 
 @register_task("characters")
 @dataclass(frozen=True)
-class Text(Task):
-    """Predict each character of a text from those before it.
+class Characters(Task):
+    """Predict each character of a text from the characters before it.
 
-    `path` is a UTF-8 file (unpacked if its name ends in .xz) or a folder of .txt or .txt.xz files, which are put one
-    after the other in the order of their names; without it, tinyshakespeare. The first part of the text is trained on,
-    the next validated and the last tested. The vocabulary is that of the training part, with <unk> for all others.
+    The text is cut into train, val and test in this order. The vocabulary is that of the training part; other
+    characters become <unk>. In training, windows tile the text from a random offset. In evaluation, consecutive windows
+    predict every character of a split exactly once.
 
-    In training, windows of `length` characters tile the text from a random place on, another one in each of the
-    `passes` over the text that an epoch is made of. In evaluation they follow each other, so that every character of a
-    part is predicted exactly once; each window sees `context` characters before those that it predicts.
+    Args:
+        path: a UTF-8 file (decompressed if its name ends in .xz) or a folder of .txt or .txt.xz files, concatenated in
+            the order of their names; by default tinyshakespeare.
+        length: characters of a window.
+        val_fraction, test_fraction: parts of the text.
+        context: in evaluation, characters that a window sees before those it predicts.
+        passes: passes over the text in an epoch, each with its own offset.
     """
 
     path: str = ""
@@ -41,7 +46,7 @@ class Text(Task):
     context: int = 0
     passes: int = 1
 
-    title: ClassVar[str] = "Characters: the next one of any text; tinyshakespeare unless path is given"
+    title: ClassVar[str] = "Characters: language modelling of any text; default: tinyshakespeare"
     metric: ClassVar[str] = "bits"
     remotes: ClassVar[tuple[Remote, ...]] = (
         Remote(
@@ -57,48 +62,48 @@ class Text(Task):
     )
 
     def check(self) -> None:
-        """Refuse options that make no sense."""
+        """Raise ValueError for invalid options."""
         if self.length < 1 or self.passes < 1 or not 0 <= self.context < self.length:
             given = f"{self.length}, {self.passes} and {self.context}"
             raise ValueError(f"need length >= 1, passes >= 1 and 0 <= context < length; got {given}")
         val, test = self.val_fraction, self.test_fraction
         if not (val >= 0 and test >= 0 and 0 < val + test < 1):
             raise ValueError(
-                f"val_fraction and test_fraction must be 0 or more, in all above 0 and below 1; got {val} and {test}"
+                f"val_fraction and test_fraction must be 0 or more, and their sum between 0 and 1; got {val} and {test}"
             )
 
     def sources(self) -> Sequence[Path]:
         """Return the files."""
         if not self.path:
-            return [self._first(*(f"{SHAKESPEARE}/input{suffix}" for suffix in SUFFIXES))]
+            return [self._find_source(*(f"{SHAKESPEARE}/input{suffix}" for suffix in SUFFIXES))]
         root = Path(self.path).expanduser()
         if not root.exists():
-            raise MissingData(f"path {self.path} is not there: looked for {root.absolute()}")
+            raise MissingData(f"path {self.path} does not exist: looked for {root.absolute()}")
         if root.is_file():
             return [root]
-        found = sorted(p for p in root.iterdir() if p.name.endswith(SUFFIXES))
-        if not found:
-            raise MissingData(f"{root} holds no {' or '.join(SUFFIXES)} file")
-        return found
+        files = sorted(p for p in root.iterdir() if p.name.endswith(SUFFIXES))
+        if not files:
+            raise MissingData(f"{root} has no {' or '.join(SUFFIXES)} file")
+        return files
 
-    def build(self, progress: Count) -> Built:
-        """Read, number the characters, cut into parts; labels are the characters one place on."""
+    def build(self, progress: Progress) -> Built:
+        """Read the text, encode its characters and cut it into splits; labels are the next characters."""
         paths = self.sources()
         texts = []
         for i, path in enumerate(paths):
-            texts.append(read(path))
+            texts.append(read_text(path))
             progress(i + 1, len(paths))
         codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
         stops = np.rint(np.cumsum([1 - self.val_fraction - self.test_fraction, self.val_fraction]) * len(codes))
         train, val = (int(stop) for stop in stops)
         known = np.unique(codes[:train])
-        tokens = numbered(codes, known)
+        tokens = encode(codes, known)
         parts = {"train": (1, train), "val": (train, val), "test": (val, len(codes))}
         splits: dict[str, Arrays] = {}
         for name, (start, stop) in parts.items():
             if name == "train" and stop < 2 * self.length:
                 raise DataError(
-                    f"{paths[0]}: {stop} characters to train on are too few for windows of length {self.length}"
+                    f"{paths[0]}: {stop} training characters are too few for windows of length {self.length}"
                 )
             if start < stop:
                 splits[name] = {"x": tokens[start - 1 : stop - 1], "y": tokens[start:stop]}
@@ -112,20 +117,20 @@ class Text(Task):
         }
 
 
-def numbered(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return the place of each code among the sorted known ones, counted from 1; 0 if it is not among them."""
+def encode(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return the index, from 1, of each code point among the sorted known ones; 0 if it is unknown."""
     places = np.searchsorted(known, codes).clip(max=len(known) - 1)
     return np.where(known[places] == codes, places + 1, 0).astype(np.uint8 if len(known) < 256 else np.int32)
 
 
-def read(path: Path) -> str:
-    """Return a whole UTF-8 file, unpacked if its name ends in .xz."""
+def read_text(path: Path) -> str:
+    """Return the content of a UTF-8 file, decompressed if its name ends in .xz."""
     try:
         content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from error
     except lzma.LZMAError as error:
-        raise DataError(f"{path} is damaged or cut off ({error}): get it again") from error
+        raise DataError(f"{path} is damaged or truncated ({error}): download it again") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error}") from error

@@ -1,4 +1,4 @@
-"""CIFAR-10: pixel by pixel in grey (Image, of Long Range Arena) or colour (sequential CIFAR), or as pictures."""
+"""CIFAR-10: as sequences of grey (Image of Long Range Arena) or colour pixels (sequential CIFAR), or as images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .archives import members
-from .base import Count, Task, register_task
-from .cache import Arrays, Built
+from .archives import read_members
+from .base import Task, register_task
+from .cache import Built
 from .download import Remote
 from .errors import DataError
-from .packing import random_parts
+from .packing import train_val_test
+from .progress_callback import Progress
 
 SIDE = 32
 PIXELS = SIDE**2
@@ -34,12 +35,11 @@ MD5 = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
     "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
 }
-SPLIT_SEED = 42
 
 
 @dataclass(frozen=True)
 class _Cifar(Task):
-    """What all have in common: the files, the labels, and a tenth of the training images for validation."""
+    """Base of the CIFAR-10 tasks: files, labels, and a validation split of a tenth of the training images."""
 
     encoder: ClassVar[str] = "values"
 
@@ -52,48 +52,43 @@ class _Cifar(Task):
         ),
     )
     layout: ClassVar[str] = (
-        "Expected is CIFAR-10 for Python, as cifar-10-python.tar.gz or unpacked as cifar-10-batches-py/ with "
+        "Put CIFAR-10 for Python there, as cifar-10-python.tar.gz or unpacked as cifar-10-batches-py/ with "
         "data_batch_1 ... data_batch_5, test_batch and batches.meta; it is at https://www.cs.toronto.edu/~kriz/cifar.html"
     )
 
     @abstractmethod
     def pixels(self, planes: np.ndarray) -> np.ndarray:
-        """Return what is stored, uint8 (n, 1024, channels) or pictures, of planes of the three colours (n, 3, 1024)."""
+        """Convert colour planes (n, 3, 1024) to the stored uint8 pixels (n, 1024, channels) or images."""
 
     @abstractmethod
-    def scaling(self) -> tuple[Any, Any]:
+    def normalisation(self) -> tuple[Any, Any]:
         """Return scale and shift."""
 
     def sources(self) -> Sequence[Path]:
         """Return the folder or the archive."""
-        return [self._first("cifar-10-batches-py", "cifar-10-python.tar.gz")]
+        return [self._find_source("cifar-10-batches-py", "cifar-10-python.tar.gz")]
 
-    def build(self, progress: Count) -> Built:
+    def build(self, progress: Progress) -> Built:
         """Read the six batches."""
         (path,) = self.sources()
         contents: dict[str, Any] = {}
         sums: dict[str, str] = {}
-        for full, content in members(path, lambda name: PurePosixPath(name).name in MD5):
+        for full, content in read_members(path, lambda name: PurePosixPath(name).name in MD5):
             name = PurePosixPath(full).name
             sums[name] = hashlib.md5(content, usedforsecurity=False).hexdigest()
             if name == META:
-                contents[name] = class_names(content, f"{path}/{full}")
+                contents[name] = parse_class_names(content, f"{path}/{full}")
             else:
-                planes, labels = batch(content, f"{path}/{full}")
+                planes, labels = parse_batch(content, f"{path}/{full}")
                 if len(labels) == 10_000 and sums[name] != MD5[name]:
-                    raise DataError(f"{path}/{full} is not the original: its MD5 is {sums[name]}, not {MD5[name]}")
+                    raise DataError(f"{path}/{full} is not the original: its MD5 is {sums[name]}; expected {MD5[name]}")
                 contents[name] = self.pixels(planes), labels
             progress(len(contents), len(MD5))
         if missing := [name for name in MD5 if name not in contents]:
             raise DataError(f"{path} has no {', '.join(missing)}. {self.layout}")
         x = np.concatenate([contents[name][0] for name in TRAINING])
         y = np.concatenate([contents[name][1] for name in TRAINING])
-        train, val = random_parts(len(y), (0.9, 0.1), SPLIT_SEED)
-        splits: dict[str, Arrays] = {
-            "train": {"x": x[train], "y": y[train]},
-            "val": {"x": x[val], "y": y[val]},
-            "test": {"x": contents[TEST][0], "y": contents[TEST][1]},
-        }
+        splits = train_val_test(x, y, *contents[TEST])
         facts = {
             "encoder": self.encoder,
             "classes": contents[META],
@@ -105,7 +100,7 @@ class _Cifar(Task):
             "md5": sums,
             "original": sums == MD5,
         }
-        scale, shift = self.scaling()
+        scale, shift = self.normalisation()
         if isinstance(scale, float):
             return splits, facts | {"scale": scale, "shift": shift}
         return splits | {"all": {"scale": scale, "shift": shift}}, facts
@@ -114,32 +109,32 @@ class _Cifar(Task):
 @register_task("image")
 @dataclass(frozen=True)
 class Image(_Cifar):
-    """Long Range Arena's Image: 1,024 grey values, normalised as S4 does."""
+    """Long Range Arena's Image: 1,024 grey values, normalised as by S4."""
 
-    title = "Image (LRA): CIFAR-10 in grey, 1,024 pixels, 10 classes"
+    title = "Image (LRA): CIFAR-10 in greyscale, 1,024 pixels, 10 classes"
 
     def pixels(self, planes: np.ndarray) -> np.ndarray:
-        """Return luma, rounded as Pillow does: torchvision's Grayscale is Pillow's."""
+        """Return luma, rounded as by Pillow, on which torchvision's Grayscale is based."""
         red, green, blue = planes.astype(np.uint32).transpose(1, 0, 2)
         return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)[:, :, None]
 
-    def scaling(self) -> tuple[Any, Any]:
-        """Return scale and shift for a mean of 122.6 and a standard deviation of 61, of 255."""
+    def normalisation(self) -> tuple[Any, Any]:
+        """Return scale and shift for a mean of 122.6 and a standard deviation of 61."""
         return 1 / 61, -122.6 / 61
 
 
 @register_task("scifar")
 @dataclass(frozen=True)
 class SCIFAR(_Cifar):
-    """Sequential CIFAR: 1,024 pixels of red, green and blue, each normalised as S4 does."""
+    """Sequential CIFAR: 1,024 RGB pixels, each channel normalised as by S4."""
 
     title = "Sequential CIFAR-10 in colour: 1,024 pixels, 10 classes"
 
     def pixels(self, planes: np.ndarray) -> np.ndarray:
-        """Return the three values of each pixel side by side."""
+        """Return pixels with channels last."""
         return np.ascontiguousarray(planes.transpose(0, 2, 1))
 
-    def scaling(self) -> tuple[Any, Any]:
+    def normalisation(self) -> tuple[Any, Any]:
         """Return scale and shift per channel, (1, 3)."""
         mean, std = np.array([[0.4914, 0.4822, 0.4465]]), np.array([[0.247, 0.243, 0.261]])
         return (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
@@ -148,47 +143,49 @@ class SCIFAR(_Cifar):
 @register_task("cifar")
 @dataclass(frozen=True)
 class CIFAR10(SCIFAR):
-    """CIFAR-10 as pictures, normalised as sequential CIFAR is."""
+    """CIFAR-10 as images, normalised like sequential CIFAR."""
 
-    title = "CIFAR-10: pictures of 32 x 32 in colour, 10 classes"
+    title = "CIFAR-10: colour images of 32 x 32, 10 classes"
     encoder = "image"
 
     def pixels(self, planes: np.ndarray) -> np.ndarray:
-        """Return pictures (n, 32, 32, 3)."""
+        """Return images (n, 32, 32, 3)."""
         return super().pixels(planes).reshape(-1, SIDE, SIDE, 3)
 
 
-def batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+def parse_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the planes, uint8 (n, 3, 1024), and the labels, int64 (n,), of a batch file."""
-    data = unpickled(content, where)
+    data = safe_unpickle(content, where)
     x, y = data.get("data"), data.get("labels")
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3 * PIXELS:
         got = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise DataError(f"{where}: 'data' should be uint8 of shape (n, {3 * PIXELS}); it is {got}")
+        raise DataError(f"{where}: 'data' must be uint8 of shape (n, {3 * PIXELS}); got {got}")
     if not isinstance(y, list) or len(y) != len(x):
-        raise DataError(f"{where}: 'labels' should be a list of {len(x)}, one for each image")
-    for row, label in enumerate(y):
+        raise DataError(f"{where}: 'labels' must be a list of {len(x)}, one for each image")
+    for i, label in enumerate(y):
         if type(label) is not int or not 0 <= label <= 9:
-            raise DataError(f"{where}: image {row} has label {label!r}; expected 0 to 9")
+            raise DataError(f"{where}: image {i} has label {label!r}; expected 0 to 9")
     return x.reshape(-1, 3, PIXELS), np.array(y, np.int64)
 
 
-def class_names(content: bytes, where: str) -> list[str]:
+def parse_class_names(content: bytes, where: str) -> list[str]:
     """Return the names in batches.meta."""
-    names = unpickled(content, where).get("label_names")
+    names = safe_unpickle(content, where).get("label_names")
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) != 10:
-        raise DataError(f"{where}: 'label_names' should be a list of ten different names")
+        raise DataError(f"{where}: 'label_names' must be a list of ten different names")
     return names
 
 
-def unpickled(content: bytes, where: str) -> dict[str, Any]:
-    """Return a pickled dictionary, made of plain values and arrays only: a pickle could run anything."""
+def safe_unpickle(content: bytes, where: str) -> dict[str, Any]:
+    """Return a pickled dictionary of built-in types and arrays; other classes are rejected, as they could run code."""
     try:
         data = _Unpickler(io.BytesIO(content), where).load()
     except DataError:
         raise
     except Exception as error:  # pickle raises nearly anything on damaged bytes
-        raise DataError(f"{where} is no pickle, or is damaged or cut off: {error or type(error).__name__}") from error
+        raise DataError(
+            f"{where} is not a pickle, or is damaged or truncated: {error or type(error).__name__}"
+        ) from error
     if not isinstance(data, dict):
         raise DataError(f"{where} holds {type(data).__name__}; expected a dictionary")
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in data.items()}
@@ -196,7 +193,7 @@ def unpickled(content: bytes, where: str) -> dict[str, Any]:
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, where: str) -> None:
-        super().__init__(file, encoding="latin1")  # the files are Python 2's
+        super().__init__(file, encoding="latin1")  # the files were written by Python 2
         self.where = where
 
     def find_class(self, module: str, name: str) -> Any:
@@ -205,10 +202,10 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == ("numpy", "dtype"):
             return np.dtype
         if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")):
-            return _empty
-        raise DataError(f"{self.where} asks for {module}.{name}, which no CIFAR-10 file needs: not a file to trust")
+            return _empty_array
+        raise DataError(f"{self.where} needs {module}.{name}, which no CIFAR-10 file does: do not trust this file")
 
 
-def _empty(*_: Any) -> np.ndarray:
-    """Begin an array, whose shape and content the pickle sets next: NumPy's own has moved between versions."""
+def _empty_array(*_: Any) -> np.ndarray:
+    """Create an array that the pickle fills next; NumPy's own function has moved between versions."""
     return np.ndarray(0, np.int8)

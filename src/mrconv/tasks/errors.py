@@ -1,9 +1,9 @@
-"""What can be wrong with data."""
+"""Errors in data."""
 
 
 class DataError(Exception):
-    """Something about the data that its owner can put right: names the file, the row, and what was expected."""
+    """An error in data that a user can fix; the message names the file, the line or example, and what is expected."""
 
 
 class MissingData(DataError):
-    """A task's files are not there: names them, the layout that was looked for, and where to get them."""
+    """A task's files are missing; the message names them, the expected layout and where to get them."""

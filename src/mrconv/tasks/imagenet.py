@@ -1,4 +1,4 @@
-"""ImageNet, or any pictures in one folder per class: an index of the files, and a data set that decodes them."""
+"""ImageNet, or any images in one folder per class: an index of the files and a data set that decodes them."""
 
 from __future__ import annotations
 
@@ -15,63 +15,67 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .base import Count, Prepared, Task, register_task
-from .cache import Arrays, Built, key
+from .base import Prepared, Task, register_task
+from .cache import Arrays, Built, cache_key
 from .errors import DataError, MissingData
 from .image_files import open_image
+from .progress_callback import Progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-Change = Callable[["Image", random.Random], "Image"]
-CROP = 0.875  # of the resized picture's shorter side, in evaluation
+Augmentation = Callable[["Image", random.Random], "Image"]
+CROP = 0.875  # of the resized image's shorter side, in evaluation
 
 
 @register_task("imagenet")
 @dataclass(frozen=True)
 class ImageNet(Task):
-    """ImageNet in folders: train/<class>/ and val/<class>/. The arrays are paths; `ImageFiles` decodes."""
+    """ImageNet in folders: train/<class>/ and val/<class>/. The arrays hold paths, which `ImageFiles` decodes."""
 
     size: int = 224
 
-    title = "ImageNet: pictures in a folder per class, read as they are needed"
+    title = "ImageNet: images in a folder per class, read on demand"
     layout: ClassVar[str] = (
-        "Expected are train/<class>/*.JPEG and val/<class>/*.JPEG, there or in imagenet/. ImageNet itself is at "
-        "https://image-net.org/download-images, for those who register; its validation pictures come without folders "
-        "and must be sorted into them first"
+        "Put train/<class>/*.JPEG and val/<class>/*.JPEG there or in imagenet/. ImageNet is at "
+        "https://image-net.org/download-images and needs a registration; its validation images come without class "
+        "folders and must be sorted into them first"
     )
 
     def check(self) -> None:
-        """Refuse options that make no sense."""
+        """Raise ValueError for an invalid size."""
         if self.size < 1:
             raise ValueError(f"size must be at least 1; got {self.size}")
 
     def sources(self) -> Sequence[Path]:
         """Return the two folders."""
-        train = self._first("imagenet/train", "train")
+        train = self._find_source("imagenet/train", "train")
         val = train.with_name("val")
         if not val.is_dir():
-            raise MissingData(f"{train} is there and {val} is not. {self.layout}")
+            raise MissingData(f"{train} exists, but {val} does not. {self.layout}")
         return [train, val]
 
-    def folder(self) -> Path:
-        """Return where the index is: it follows from names only, so that no picture needs to be looked at.
+    def cache_folder(self) -> Path:
+        """Return the folder of the index.
 
-        A class folder's time of change tells whether files were added or removed.
+        The key is that of the class folders and their modification times, which change when files are added or
+        removed: no image file is looked at.
         """
         sources = self.sources()
-        times = [[e.name, e.stat().st_mtime_ns] for path in sources for e in sorted(os.scandir(path), key=_name)]
-        root = self.cache_dir or self.data_dir / "cache"
-        return root / f"{self.name}-{key([self.name, self.size, str(sources[0].resolve()), times])}"
+        times = [
+            [e.name, e.stat().st_mtime_ns] for path in sources for e in sorted(os.scandir(path), key=lambda e: e.name)
+        ]
+        key = cache_key([self.name, self.size, str(sources[0].resolve()), times])
+        return self.cache_root() / f"{self.name}-{key}"
 
-    def build(self, progress: Count) -> Built:
+    def build(self, progress: Progress) -> Built:
         """List the files."""
         train, val = self.sources()
-        classes, known = class_folders(train), class_folders(val)
-        if classes != known:
-            odd = sorted(set(classes) ^ set(known))
+        classes, val_classes = class_folders(train), class_folders(val)
+        if classes != val_classes:
+            odd = sorted(set(classes) ^ set(val_classes))
             raise DataError(f"{train} and {val} differ in {len(odd)} class folders, among them {', '.join(odd[:5])}")
         splits: dict[str, Arrays] = {}
         for done, folder in enumerate((train, val)):
@@ -79,7 +83,7 @@ class ImageNet(Task):
             for label, name in enumerate(classes):
                 files = sorted(e.name for e in os.scandir(folder / name) if e.name.lower().endswith(SUFFIXES))
                 if not files:
-                    raise DataError(f"{folder / name} has no picture ({', '.join(SUFFIXES)})")
+                    raise DataError(f"{folder / name} has no image ({', '.join(SUFFIXES)})")
                 paths += [os.fsencode(f"{folder.name}/{name}/{file}") for file in files]
                 labels += [label] * len(files)
                 progress(done * len(classes) + label + 1, 2 * len(classes))
@@ -95,31 +99,27 @@ class ImageNet(Task):
         }
 
 
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
-
-
 def class_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, in order."""
+    """Return the sorted names of the folders in a folder."""
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if not names:
-        raise DataError(f"{folder} has no folders: one for each class is expected, with its pictures")
+        raise DataError(f"{folder} has no folders; expected one for each class, with its images")
     return names
 
 
 class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Pictures of a split, decoded when asked for: float (3, size, size), normalised, and the label.
+    """Images of a split, decoded on demand: normalised float (3, size, size), and the label.
 
-    In training a random part, of 8 to 100 % of the area, resized, and mirrored or not; it follows from (seed, epoch,
-    index) alone. Otherwise the middle of the picture.
+    In training a random crop of 8 to 100 % of the area, resized and randomly flipped; a function of (seed, epoch,
+    index) alone. In evaluation the centre crop.
 
     Args:
-        data, split: the index.
-        root: the folder of train/ and val/; by default where the index was made.
-        size: side of what is returned; by default the task's.
-        train: whether to draw at random; by default for the split "train".
-        seed: of the drawing.
-        change: what else is done to a picture in training, given it and what to draw from.
+        data, split: the index and the name of the split.
+        root: the folder of train/ and val/; by default that of the index.
+        size: side of the returned image; by default the task's.
+        train: crop at random; by default for the split "train".
+        seed: of the random crops.
+        augment: further augmentation of a cropped image in training, called with the image and a random generator.
     """
 
     def __init__(
@@ -130,21 +130,21 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         size: int | None = None,
         train: bool | None = None,
         seed: int = 0,
-        change: Change | None = None,
+        augment: Augmentation | None = None,
     ) -> None:
         if split not in data.splits:
-            raise ValueError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}")
+            raise ValueError(f"{data.name} has no split {split!r}; its splits are {', '.join(data.splits)}")
         if not data.facts.get("files"):
-            raise ValueError(f"{data.name} is not a list of files: its rows are {data.encoder}")
-        self.split, self.seed, self.change = data.splits[split], seed, change
+            raise ValueError(f"{data.name} is not a list of files: its examples are {data.encoder}")
+        self.split, self.seed, self.augment = data.splits[split], seed, augment
         self.root = Path(root or data.facts["root"])
         self.size = size or int(data.facts["size"])
         self.train = split == "train" if train is None else train
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # shared: workers that are kept see it change
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # shared with persistent workers
         self.mean, self.std = (torch.tensor(z).view(3, 1, 1) for z in (MEAN, STD))
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other parts than in other epochs."""
+        """Set the epoch, which determines the random crops."""
         self.epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -153,36 +153,37 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = open_image(self.root / os.fsdecode(self.split.x[index]), "RGB")
         if self.train:
-            draw = random.Random(f"{self.seed} {int(self.epoch)} {index}")
-            image = random_part(image, self.size, draw)
-            if self.change is not None:
-                image = self.change(image, draw)
+            generator = random.Random(f"{self.seed} {int(self.epoch)} {index}")
+            image = random_resized_crop(image, self.size, generator)
+            if self.augment is not None:
+                image = self.augment(image, generator)
         else:
-            image = middle(image, self.size)
+            image = centre_crop(image, self.size)
         x = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255  # (3, size, size)
         return (x - self.mean) / self.std, int(self.split.y[index])
 
 
-def random_part(image: Image, size: int, draw: random.Random) -> Image:
-    """Return a part of 8 to 100 % of the area, 3/4 to 4/3 as wide as high, resized; every second one is mirrored."""
+def random_resized_crop(image: Image, size: int, generator: random.Random) -> Image:
+    """Crop 8 to 100 % of the area with an aspect ratio of 3/4 to 4/3, resize, and flip with probability 1/2."""
     from PIL.Image import Resampling, Transpose
 
     width, height = image.size
     for _ in range(10):
-        area, ratio = width * height * draw.uniform(0.08, 1), math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        area = width * height * generator.uniform(0.08, 1)
+        ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            left, top = int(draw.random() * (width - w + 1)), int(draw.random() * (height - h + 1))
+            left, top = int(generator.random() * (width - w + 1)), int(generator.random() * (height - h + 1))
             break
-    else:  # a very long picture: the middle, as much of it as the ratios allow
+    else:  # a very elongated image: the largest centre crop of an allowed aspect ratio
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
-    part = image.crop((left, top, left + w, top + h)).resize((size, size), Resampling.BICUBIC)
-    return part.transpose(Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else part
+    crop = image.crop((left, top, left + w, top + h)).resize((size, size), Resampling.BICUBIC)
+    return crop.transpose(Transpose.FLIP_LEFT_RIGHT) if generator.random() < 0.5 else crop
 
 
-def middle(image: Image, size: int) -> Image:
-    """Return the middle square of a picture whose shorter side is resized to size / 0.875."""
+def centre_crop(image: Image, size: int) -> Image:
+    """Resize the shorter side to size / 0.875 and return the central square."""
     from PIL.Image import Resampling
 
     short, (width, height) = int(size / CROP), image.size

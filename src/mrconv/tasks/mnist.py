@@ -1,4 +1,4 @@
-"""MNIST read pixel by pixel, in the order of rows or in a fixed random order."""
+"""Sequential MNIST: pixels in raster order or in a fixed random order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import Count, Task, register_task
-from .cache import Arrays, Built
+from .base import Task, register_task
+from .cache import Built
 from .download import Remote
 from .errors import DataError
-from .packing import random_parts
+from .packing import train_val_test
+from .progress_callback import Progress
 
 SIDE = 28
 MD5 = {
@@ -24,14 +25,13 @@ MD5 = {
     "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
-SPLIT_SEED = 42
-PERMUTATION_SEED = 92916  # the one most works on permuted MNIST have used since uRNN and scoRNN, with RandomState
+PERMUTATION_SEED = 92916  # that of most works on permuted MNIST since uRNN and scoRNN, with RandomState
 
 
 @register_task("smnist")
 @dataclass(frozen=True)
 class SequentialMNIST(Task):
-    """Sequential MNIST: 784 grey values from 0 to 1; permuted, in one random order that is the same for all."""
+    """Sequential MNIST: 784 grey values from 0 to 1; `permuted` applies one random permutation to all images."""
 
     permuted: bool = False
 
@@ -41,15 +41,15 @@ class SequentialMNIST(Task):
         for name, md5 in MD5.items()
     )
     layout: ClassVar[str] = (
-        f"Expected are the four files of MNIST, {', '.join(MD5)}, each as it is or with .gz, there or in MNIST/raw/; "
-        "they are at https://ossci-datasets.s3.amazonaws.com/mnist/"
+        f"Put the four files of MNIST, {', '.join(MD5)}, with or without .gz, there or in MNIST/raw/; they are at "
+        "https://ossci-datasets.s3.amazonaws.com/mnist/"
     )
 
     def sources(self) -> Sequence[Path]:
         """Return the four files."""
-        return [self._first(name, f"{name}.gz", f"MNIST/raw/{name}", f"MNIST/raw/{name}.gz") for name in MD5]
+        return [self._find_source(name, f"{name}.gz", f"MNIST/raw/{name}", f"MNIST/raw/{name}.gz") for name in MD5]
 
-    def build(self, progress: Count) -> Built:
+    def build(self, progress: Progress) -> Built:
         """Read the four files."""
         train_images, train_labels, test_images, test_labels = self.sources()
         x, y = read_pair(train_images, train_labels)
@@ -59,12 +59,7 @@ class SequentialMNIST(Task):
         if self.permuted:
             order = np.random.RandomState(PERMUTATION_SEED).permutation(SIDE**2)
             x, x_test = x[:, order], x_test[:, order]
-        train, val = random_parts(len(y), (0.9, 0.1), SPLIT_SEED)
-        splits: dict[str, Arrays] = {
-            "train": {"x": x[train], "y": y[train]},
-            "val": {"x": x[val], "y": y[val]},
-            "test": {"x": x_test, "y": y_test},
-        }
+        splits = train_val_test(x, y, x_test, y_test)
         digits = [str(digit) for digit in range(10)]
         facts = {"encoder": "values", "classes": digits, "length": SIDE**2, "channels": 1, "scale": 1 / 255}
         return splits, facts if self.permuted else facts | {"height": SIDE, "width": SIDE}
@@ -78,22 +73,22 @@ def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
     if len(x) != len(y):
         raise DataError(f"{images} has {len(x):,} images and {labels} {len(y):,} labels")
     if y.size and y.max() > 9:
-        row = int(np.argmax(y > 9))
-        raise DataError(f"{labels}: row {row} has label {y[row]}; expected 0 to 9")
+        i = int(np.argmax(y > 9))
+        raise DataError(f"{labels}: image {i} has label {y[i]}; expected 0 to 9")
     return x.reshape(-1, SIDE**2, 1), y.astype(np.int64)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the unsigned bytes of an IDX file: 0, 0, 8, dimensions; each size in four bytes; then the values."""
+    """Return the values of an IDX file of unsigned bytes: 00 00 08 and dimensions, each size in four bytes, values."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cut off ({error}): get it again") from error
+        raise DataError(f"{path} is damaged or truncated ({error}): download it again") from error
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
         raise DataError(f"{path} begins with {content[:4].hex(' ')}; expected 00 00 08 {dimensions:02}")
     shape = [int(size) for size in np.frombuffer(content, ">u4", dimensions, 4)]
     expected = header + int(np.prod(shape, dtype=object))
     if len(content) != expected:
-        raise DataError(f"{path} has {len(content):,} bytes; its header promises {expected:,}: get it again")
+        raise DataError(f"{path} has {len(content):,} bytes; expected {expected:,} by its header: download it again")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

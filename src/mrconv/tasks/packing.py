@@ -1,59 +1,41 @@
-"""Rows of different lengths, packed one after the other; vocabularies; random splits."""
+"""Packing of sequences of different lengths into one array, and random splits."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from .cache import Arrays
 
-PADDING, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
-SPECIAL = (PADDING, UNKNOWN, END)
+SPLIT_SEED = 42
 
 
-def packed(rows: Sequence[np.ndarray], dtype: np.dtype | type) -> Arrays:
-    """Return the rows as x and offsets."""
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
+def pack(sequences: Sequence[np.ndarray], dtype: np.dtype | type) -> Arrays:
+    """Return the sequences concatenated as `x`, and their boundaries as `offsets` (n + 1,)."""
+    offsets = np.zeros(len(sequences) + 1, np.int64)
+    np.cumsum([len(sequence) for sequence in sequences], out=offsets[1:])
     x = np.empty(offsets[-1], dtype)
-    for row, start in zip(rows, offsets, strict=False):
-        x[start : start + len(row)] = row
+    for sequence, start in zip(sequences, offsets, strict=False):
+        x[start : start + len(sequence)] = sequence
     return {"x": x, "offsets": offsets}
 
 
-def vocabulary(texts: Iterable[str], least: int = 1) -> tuple[str, ...]:
-    """Return padding, unknown, end, and the characters that occur at least so often, in their order."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
-    return *SPECIAL, *sorted(character for character, n in counts.items() if n >= least)
+def train_val_test(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> dict[str, Arrays]:
+    """Return the arrays of three splits; val is the tenth of the training examples that S4 and its successors use."""
+    train, val = random_split(len(y), (0.9, 0.1), SPLIT_SEED)
+    return {
+        "train": {"x": x[train], "y": y[train]},
+        "val": {"x": x[val], "y": y[val]},
+        "test": {"x": x_test, "y": y_test},
+    }
 
 
-class Characters:
-    """Turns texts into the numbers of their characters, cut to a length that includes the end."""
+def random_split(n: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
+    """Return sorted indices of random parts of n examples; the first part takes what the others leave.
 
-    def __init__(self, vocabulary: Sequence[str], length: int) -> None:
-        self.length = length
-        self.table = np.full(0x110000, vocabulary.index(UNKNOWN), np.int16)
-        for i, symbol in enumerate(vocabulary):
-            if len(symbol) == 1:
-                self.table[ord(symbol)] = i
-        self.end = vocabulary.index(END)
-        self.dtype = np.uint8 if len(vocabulary) <= 256 else np.int16
-
-    def __call__(self, text: str) -> np.ndarray:
-        """Return the numbers of one text."""
-        codes = np.frombuffer(text[: self.length - 1].encode("utf-32-le", "surrogatepass"), np.uint32)
-        return np.append(self.table[codes], self.end).astype(self.dtype)
-
-
-def random_parts(n: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Return sorted indices of parts of n rows; the first takes what the others leave.
-
-    Drawn as `torch.utils.data.random_split` does, so that seed 42 gives the split that S4 and its successors use.
+    Drawn as by `torch.utils.data.random_split`: seed 42 gives the splits of S4 and its successors.
     """
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
     sizes = [int(n * fraction) for fraction in fractions[1:]]

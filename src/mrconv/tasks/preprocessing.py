@@ -24,7 +24,7 @@ from .base import Prepared
 from .errors import DataError
 from .image_files import decode_image, fit_image
 from .imagenet import MEAN, STD
-from .packing import END, SPECIAL, UNKNOWN
+from .vocabulary import END, SPECIAL, UNKNOWN, is_characters
 
 INPUTS_FILE = "inputs.json"
 KINDS = ("text", "tokens", "values", "audio", "image")
@@ -111,8 +111,7 @@ class Preprocessor:
             facts |= {"height": data.facts["size"], "width": data.facts["size"]}
         kind = "image" if "height" in facts else "audio" if "sampling_rate" in facts else "values"
         if data.vocabulary:
-            characters = all(len(symbol) == 1 for symbol in data.vocabulary if symbol not in SPECIAL)
-            kind = "text" if characters and data.facts.get("kind") != "tokens" else "tokens"
+            kind = "text" if is_characters(data.vocabulary) and data.facts.get("kind") != "tokens" else "tokens"
         shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels")}
         scale, shift = data.scale, data.shift
         if data.facts.get("files"):  # image files, which the data set normalises as it reads them

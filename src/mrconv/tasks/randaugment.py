@@ -1,4 +1,4 @@
-"""RandAugment on pictures, every operation the stronger the larger its magnitude; as timm's "rand-m9-mstd0.5-inc1"."""
+"""RandAugment with operations that get stronger with magnitude, as timm's "rand-m9-mstd0.5-inc1"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LEVELS, DEVIATION = 10.0, 0.5
-OPERATIONS, CHANCE = 2, 0.5  # drawn for each picture; applied or not
+OPERATIONS, PROBABILITY = 2, 0.5  # drawn for each image; of applying each
 FILL = tuple(round(255 * x) for x in MEAN)
 NAMES = (
     "autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add", "color", "contrast",
@@ -19,17 +19,17 @@ NAMES = (
 )  # fmt: skip
 
 
-def rand_augment(image: Image, draw: random.Random, magnitude: float = 9.0) -> Image:
-    """Return a picture after operations drawn at random, of about this magnitude of 10."""
-    for name in draw.choices(NAMES, k=OPERATIONS):
-        if draw.random() < CHANCE:
-            level = min(LEVELS, max(0.0, draw.gauss(magnitude, DEVIATION))) / LEVELS
-            image = apply(name, image, level, draw)
+def rand_augment(image: Image, generator: random.Random, magnitude: float = 9.0) -> Image:
+    """Apply random operations of about this magnitude, from 0 to 10."""
+    for name in generator.choices(NAMES, k=OPERATIONS):
+        if generator.random() < PROBABILITY:
+            level = min(LEVELS, max(0.0, generator.gauss(magnitude, DEVIATION))) / LEVELS
+            image = apply(name, image, level, generator)
     return image
 
 
-def apply(name: str, image: Image, level: float, draw: random.Random) -> Image:
-    """Return a picture after one operation; where it has a direction, that is drawn."""
+def apply(name: str, image: Image, level: float, generator: random.Random) -> Image:
+    """Apply one operation at a level from 0 to 1; its direction, if it has one, is random."""
     from PIL import ImageEnhance, ImageOps
 
     if name in ("autocontrast", "equalize", "invert"):
@@ -40,22 +40,23 @@ def apply(name: str, image: Image, level: float, draw: random.Random) -> Image:
         return ImageOps.solarize(image, 256 - int(256 * level))
     if name == "solarize_add":
         return image.point([min(255, x + int(110 * level)) if x < 128 else x for x in range(256)] * 3)
-    sign = draw.choice((-1, 1))
+    sign = generator.choice((-1, 1))
     if name in ("color", "contrast", "brightness", "sharpness"):
         return getattr(ImageEnhance, name.capitalize())(image).enhance(max(0.1, 1 + sign * 0.9 * level))
-    return _moved(name, image, sign * level, draw)
+    return _warp(name, image, sign * level, generator)
 
 
-def _moved(name: str, image: Image, level: float, draw: random.Random) -> Image:
+def _warp(name: str, image: Image, level: float, generator: random.Random) -> Image:
+    """Rotate, shear or translate an image."""
     from PIL.Image import Resampling, Transform
 
-    how = draw.choice((Resampling.BILINEAR, Resampling.BICUBIC))
+    resample = generator.choice((Resampling.BILINEAR, Resampling.BICUBIC))
     if name == "rotate":
-        return image.rotate(30 * level, how, fillcolor=FILL)
+        return image.rotate(30 * level, resample, fillcolor=FILL)
     matrix = {
         "shear_x": (1, 0.3 * level, 0, 0, 1, 0),
         "shear_y": (1, 0, 0, 0.3 * level, 1, 0),
         "translate_x": (1, 0, 0.45 * level * image.width, 0, 1, 0),
         "translate_y": (1, 0, 0, 0, 1, 0.45 * level * image.height),
     }[name]
-    return image.transform(image.size, Transform.AFFINE, matrix, how, fillcolor=FILL)
+    return image.transform(image.size, Transform.AFFINE, matrix, resample, fillcolor=FILL)

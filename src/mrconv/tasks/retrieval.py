@@ -1,25 +1,26 @@
-"""Retrieval of Long Range Arena: whether one paper of the ACL Anthology Network cites another, by characters.
+"""Retrieval of Long Range Arena: does one paper of the ACL Anthology Network cite another, by characters.
 
-LRA's files hold each text as Python writes bytes, b'...': a line's end is the two characters \\n there, and all beyond
-ASCII is \\x.. . S4 and its successors read that as it is, and so does this: a vocabulary of at most 95 printable
-characters and 3 special symbols, the 98 that they report.
+LRA's files hold each text as the Python representation of bytes, b'...': a newline is the two characters \\n, and bytes
+beyond ASCII are \\x.. . S4 and its successors do not decode it, and neither does this task by default: the vocabulary
+has at most 95 printable characters and 3 special symbols, the 98 that they report.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from .base import Count, Task, register_task
+from .base import Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError
-from .packing import Characters, vocabulary
-from .text_lines import lines
+from .progress_callback import Progress, ProgressCounter
+from .text_lines import read_lines
+from .vocabulary import CharacterEncoder, character_vocabulary
 
 FILES = {"train": "train", "val": "eval", "test": "test"}
 FOLDERS = ("", "tsv_data/", "lra_release/tsv_data/", "lra_release/lra_release/tsv_data/")
@@ -29,9 +30,11 @@ LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 @register_task("retrieval")
 @dataclass(frozen=True)
 class Retrieval(Task):
-    """Cited or not: pairs of papers, each cut to `length` - 1 characters and <eos>.
+    """Cited or not: pairs of papers.
 
-    `decode` reads b'...' as the UTF-8 text it stands for; that is not what published results were obtained with.
+    Args:
+        length: each text is cut to length - 1 characters and <eos>.
+        decode: decode b'...' to UTF-8 text; published results were obtained without it.
     """
 
     length: int = 4000
@@ -39,33 +42,28 @@ class Retrieval(Task):
 
     title: ClassVar[str] = "Retrieval: does one paper cite the other (LRA, AAN)"
     layout: ClassVar[str] = (
-        "Put new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv there, or lra_release of "
+        "Put new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv there, or the lra_release of "
         "github.com/google-research/long-range-arena with its folder tsv_data."
     )
 
     def check(self) -> None:
-        """Refuse a length that makes no sense."""
+        """Raise ValueError for an invalid length."""
         if self.length < 2:
-            raise ValueError(f"length must be at least 2, a character and the end; got {self.length}")
+            raise ValueError(f"length must be at least 2, a character and <eos>; got {self.length}")
 
     def sources(self) -> Sequence[Path]:
         """Return the three files."""
-        return [self._first(*(f"{folder}new_aan_pairs.{part}.tsv" for folder in FOLDERS)) for part in FILES.values()]
+        return [
+            self._find_source(*(f"{folder}new_aan_pairs.{part}.tsv" for folder in FOLDERS)) for part in FILES.values()
+        ]
 
-    def build(self, progress: Count) -> Built:
-        """Read the training file for the vocabulary, then all three for the numbers: texts are never all in memory."""
+    def build(self, progress: Progress) -> Built:
+        """Read the training file for the vocabulary, then encode all three files; texts are never all in memory."""
         files = dict(zip(FILES, self.sources(), strict=True))
-        total = sum(file.stat().st_size for file in (files["train"], *files.values()))
-        done = 0
-
-        def read(characters: int) -> None:
-            nonlocal done
-            done += characters
-            progress(min(done, total), total)
-
-        symbols = vocabulary(text for _, *pair in self._pairs(files["train"], read) for text in pair)
-        encode = Characters(symbols, self.length)
-        return {split: _encoded(self._pairs(file, read), encode) for split, file in files.items()}, {
+        count = ProgressCounter(progress, sum(file.stat().st_size for file in (files["train"], *files.values())))
+        symbols = character_vocabulary(text for _, *pair in self._pairs(files["train"], count) for text in pair)
+        encode = CharacterEncoder(symbols, self.length)
+        return {split: _encode_pairs(self._pairs(file, count), encode) for split, file in files.items()}, {
             "encoder": "tokens",
             "classes": ["no citation", "citation"],
             "length": self.length,
@@ -73,10 +71,10 @@ class Retrieval(Task):
             "pair": True,
         }
 
-    def _pairs(self, file: Path, read: Callable[[int], None]) -> Iterator[tuple[int, str, str]]:
-        """Yield label and both texts of every line: label, two numbers, two texts, with tabs between them."""
+    def _pairs(self, file: Path, count: ProgressCounter) -> Iterator[tuple[int, str, str]]:
+        """Yield label and both texts of every line, which holds label, id, id, text, text, separated by tabs."""
         characters = 0
-        for number, line in lines(file):
+        for number, line in read_lines(file):
             if not line:
                 continue
             fields = line.split("\t")
@@ -88,31 +86,31 @@ class Retrieval(Task):
             yield LABELS[fields[0]], first, second
             characters += len(line)
             if number % 256 == 0:
-                read(characters)
+                count(characters)
                 characters = 0
-        read(characters)
+        count(characters)
 
     def _text(self, field: str, where: str) -> str:
-        """Return a text, cut."""
-        if len(field) > 1 and field[0] == field[-1] == '"':  # as a CSV writer quotes it
+        """Return a text, unquoted and cut."""
+        if len(field) > 1 and field[0] == field[-1] == '"':  # quoted by a CSV writer
             field = field[1:-1].replace('""', '"')
         if self.decode and field[:2] in ("b'", 'b"'):
             try:
                 field = ast.literal_eval(field).decode("utf-8")
             except (SyntaxError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-                raise DataError(f"{where}: {field[:40]}... is not UTF-8 as Python writes bytes ({error})") from error
+                raise DataError(f"{where}: {field[:40]}... is not a Python bytes literal of UTF-8 ({error})") from error
         return field[: self.length - 1]
 
 
-def _encoded(pairs: Iterable[tuple[int, str, str]], encode: Characters) -> Arrays:
-    """Return the arrays of a split, without a second copy of them: LRA's have a billion characters."""
+def _encode_pairs(pairs: Iterable[tuple[int, str, str]], encode: CharacterEncoder) -> Arrays:
+    """Return the arrays of a split, without copying them: LRA's have a billion characters."""
     x, lengths, labels = (bytearray(), bytearray()), ([0], [0]), []
     for label, *texts in pairs:
         labels.append(label)
-        for text, numbers, ends in zip(texts, x, lengths, strict=True):
-            row = encode(text)
-            numbers += row.tobytes()
-            ends.append(len(row))
-    x1, x2 = (np.frombuffer(numbers, encode.dtype) for numbers in x)
-    offsets, offsets2 = (np.cumsum(ends, dtype=np.int64) for ends in lengths)
+        for text, buffer, sizes in zip(texts, x, lengths, strict=True):
+            tokens = encode(text)
+            buffer += tokens.tobytes()
+            sizes.append(len(tokens))
+    x1, x2 = (np.frombuffer(buffer, encode.dtype) for buffer in x)
+    offsets, offsets2 = (np.cumsum(sizes, dtype=np.int64) for sizes in lengths)
     return {"x": x1, "offsets": offsets, "x2": x2, "offsets2": offsets2, "y": np.array(labels, np.uint8)}

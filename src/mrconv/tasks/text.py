@@ -1,4 +1,4 @@
-"""Text of Long Range Arena: the sentiment of IMDB reviews (Maas et al., 2011), character by character."""
+"""Text of Long Range Arena: sentiment of IMDB reviews (Maas et al., 2011) as sequences of characters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from .archives import members
-from .base import Count, Task, register_task
+from .archives import read_members
+from .base import Task, register_task
 from .cache import Built
 from .download import Remote
 from .errors import DataError, MissingData
-from .packing import Characters, packed, vocabulary
-from .text_lines import json_rows
+from .packing import pack
+from .progress_callback import Progress
+from .text_lines import read_json_lines
+from .vocabulary import CharacterEncoder, character_vocabulary
 
 FOLDER, ARCHIVE = "aclImdb", "aclImdb_v1.tar.gz"
 SPLITS = ("train", "test")
@@ -28,11 +30,14 @@ Review = tuple[str, str, int]
 
 @register_task("text")
 @dataclass(frozen=True)
-class Text(Task):
-    """Positive or negative: 25,000 reviews to train on and 25,000 to test on.
+class IMDBReviews(Task):
+    """Positive or negative: 25,000 training and 25,000 test reviews.
 
-    There is no validation set, as in LRA and S4: those who choose a model by its test accuracy should say so. A text is
-    cut to `length` - 1 characters and <eos>; the vocabulary is of those that occur `min_freq` times in training texts.
+    As in LRA and S4 there is no validation split: a model chosen by its test accuracy should be reported as such.
+
+    Args:
+        length: a text is cut to length - 1 characters and <eos>.
+        min_freq: the vocabulary has the characters that occur at least `min_freq` times in the training texts.
     """
 
     length: int = 4096
@@ -43,50 +48,50 @@ class Text(Task):
         Remote(f"https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}", ARCHIVE, "7c2ac02c03563afcf9b574c7e56c153a"),
     )
     layout: ClassVar[str] = (
-        f"Put {ARCHIVE} of https://ai.stanford.edu/~amaas/data/sentiment/ there, or its folder {FOLDER} with "
-        "{train,test}/{pos,neg}/*.txt, or train.jsonl and test.jsonl (also .jsonl.xz) with the fields text and label, "
-        "which is 0 or 1, in each line."
+        f"Put {ARCHIVE} from https://ai.stanford.edu/~amaas/data/sentiment/ there, or its folder {FOLDER} with "
+        "{train,test}/{pos,neg}/*.txt, or train.jsonl and test.jsonl (also .jsonl.xz) with an object per line whose "
+        "fields are text and label, 0 or 1."
     )
 
     def check(self) -> None:
-        """Refuse lengths and frequencies that make no sense."""
+        """Raise ValueError for an invalid length or frequency."""
         if self.length < 2 or self.min_freq < 1:
             raise ValueError(f"need length >= 2 and min_freq >= 1; got {self.length} and {self.min_freq}")
 
     def sources(self) -> Sequence[Path]:
         """Return the four folders of reviews, the archive, or the two JSON files."""
-        first = self._first(FOLDER, ARCHIVE, "train.jsonl", "train.jsonl.xz")
+        first = self._find_source(FOLDER, ARCHIVE, "train.jsonl", "train.jsonl.xz")
         if first.name == ARCHIVE:
             return [first]
         if first.name == FOLDER:
-            found = [first / split / label for split in SPLITS for label in LABELS]
+            paths = [first / split / label for split in SPLITS for label in LABELS]
         else:
             tests = [first.with_name(f"test{suffix}") for suffix in (".jsonl", ".jsonl.xz")]
-            found = [first, next(filter(Path.exists, tests), tests[0])]
-        for path in found:
+            paths = [first, next(filter(Path.exists, tests), tests[0])]
+        for path in paths:
             if not path.exists():
-                raise MissingData(f"{self.name}: {first} is there, but {path} is not. {self.layout}")
-        return found
+                raise MissingData(f"{self.name}: {first} exists, but {path} does not. {self.layout}")
+        return paths
 
-    def build(self, progress: Count) -> Built:
-        """Read all reviews, then turn them into numbers."""
+    def build(self, progress: Progress) -> Built:
+        """Read and encode all reviews."""
         reviews: dict[str, list[tuple[str, int]]] = {split: [] for split in SPLITS}
         for i, (split, text, label) in enumerate(self._reviews()):
             reviews[split].append((text[: self.length - 1], label))
             if i % 1000 == 999:
                 progress(i + 1, None)
-        for split, rows in reviews.items():
+        for split, examples in reviews.items():
             for name, label in LABELS.items():
-                if all(each != label for _, each in rows):
-                    raise DataError(f"{self.name}: no {name} review for {split} in {self.sources()[0].parent}")
-        symbols = vocabulary((text for text, _ in reviews["train"]), self.min_freq)
-        encode = Characters(symbols, self.length)
+                if all(each != label for _, each in examples):
+                    raise DataError(f"{self.name}: no {name} review of {split} in {self.sources()[0].parent}")
+        symbols = character_vocabulary((text for text, _ in reviews["train"]), self.min_freq)
+        encode = CharacterEncoder(symbols, self.length)
         splits = {
             split: {
-                **packed([encode(text) for text, _ in rows], encode.dtype),
-                "y": np.array([label for _, label in rows], np.uint8),
+                **pack([encode(text) for text, _ in examples], encode.dtype),
+                "y": np.array([label for _, label in examples], np.uint8),
             }
-            for split, rows in reviews.items()
+            for split, examples in reviews.items()
         }
         return splits, {
             "encoder": "tokens",
@@ -96,11 +101,11 @@ class Text(Task):
         }
 
     def _reviews(self) -> Iterator[Review]:
-        """Yield all reviews, in an order that does not depend on how files are packed."""
+        """Yield all reviews in an order that is the same for folder and archive."""
         paths = self.sources()
         if len(paths) == len(SPLITS):
             for split, path in zip(SPLITS, paths, strict=True):
-                for number, (text, label) in json_rows(path, "text", "label"):
+                for number, (text, label) in read_json_lines(path, "text", "label"):
                     if not isinstance(text, str):
                         raise DataError(f"{path}, line {number}: text is {text!r:.60}; expected a string")
                     if label not in (0, 1):
@@ -108,13 +113,13 @@ class Text(Task):
                     yield split, text, int(label)
             return
         root = paths[0] if len(paths) == 1 else paths[0].parent.parent
-        found = []
-        for name, content in members(root, lambda name: REVIEW.fullmatch(name) is not None):
+        reviews = []
+        for name, content in read_members(root, lambda name: REVIEW.fullmatch(name) is not None):
             match = REVIEW.fullmatch(name)
             assert match is not None
             try:
-                found.append((match[1], match[2], name, content.decode("utf-8")))
+                reviews.append((match[1], match[2], name, content.decode("utf-8")))
             except UnicodeDecodeError as error:
                 raise DataError(f"{root}: {name} is not UTF-8 ({error.reason} at byte {error.start})") from error
-        for split, label, _, text in sorted(found):
+        for split, label, _, text in sorted(reviews):
             yield split, text, LABELS[label]

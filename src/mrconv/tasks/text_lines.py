@@ -1,4 +1,4 @@
-"""Text files line by line, with errors that name the line."""
+"""Reading of text files line by line, with errors that name the line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from .errors import DataError
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number, from 1, and text of every line of a UTF-8 file, unpacked if its name ends in .xz."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number, from 1, and text of every line of a UTF-8 file, decompressed if its name ends in .xz."""
     number = 0
     try:
         with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
@@ -22,23 +22,23 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
     except (lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{path} is damaged or cut off after line {number} ({error}): get it again") from error
+        raise DataError(f"{path} is damaged or truncated after line {number} ({error}): download it again") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
-def json_rows(path: Path, *fields: str) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the line's number and these fields of every object in a file with one JSON object a line."""
-    for number, line in lines(path):
+def read_json_lines(path: Path, *fields: str) -> Iterator[tuple[int, list[Any]]]:
+    """Yield line number and these fields of every object in a file with one JSON object per line."""
+    for number, line in read_lines(path):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            item = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
+        if not isinstance(item, dict):
             raise DataError(f"{path}, line {number}: expected an object with {' and '.join(fields)}; got {line[:60]}")
         for field in fields:
-            if field not in row:
-                raise DataError(f"{path}, line {number}: no field {field!r}; it has {', '.join(row) or 'none'}")
-        yield number, [row[field] for field in fields]
+            if field not in item:
+                raise DataError(f"{path}, line {number}: no field {field!r}; it has {', '.join(item) or 'none'}")
+        yield number, [item[field] for field in fields]

@@ -12,17 +12,17 @@ from .base import Prepared
 from .loaders import Batch, BatchLoader
 
 IGNORED = -100
-"""The label of a position that is not scored, as torch's cross-entropy has it."""
+"""Label of a position that is not scored: the default `ignore_index` of torch's cross-entropy."""
 
 
 class WindowLoader(BatchLoader):
-    """Batches of windows: tokens (B, length) and those one place on (B, length); takes what `BatchLoader` takes.
+    """Batches of windows: tokens (B, length) and the tokens that follow each of them (B, length).
 
-    In training, rows are windows that tile the text from an offset on, drawn for each pass from seed and epoch. In
-    evaluation, row i predicts its own `length - context` characters, and its other labels are IGNORED.
+    In training, windows tile the text from an offset that is drawn for each pass from seed and epoch. In evaluation,
+    window i scores `length - context` characters; all its other labels are IGNORED. Options are those of `BatchLoader`.
     """
 
-    of_texts: ClassVar[bool] = True
+    windowed: ClassVar[bool] = True
 
     def __init__(
         self, data: Prepared, split: str, batch_size: int, *, device: torch.device | str = "cpu", **options: Any
@@ -32,28 +32,28 @@ class WindowLoader(BatchLoader):
         self.x, self.y = (torch.from_numpy(np.array(part)).to(self.device) for part in (self.split.x, self.split.y))
 
     def starts(self) -> np.ndarray:
-        """Return where every window of this epoch begins."""
-        rows, length = np.arange(self.plan.rows), self.data.length
+        """Return the first position of every window of this epoch."""
+        windows, length = np.arange(self.plan.examples), self.data.length
         if not self.plan.train:
-            return np.maximum(0, rows * self.stride - self.data.facts["context"])
+            return np.maximum(0, windows * self.stride - self.data.facts["context"])
         passes = self.data.facts["passes"]
         offsets = np.random.default_rng([self.plan.seed, self.epoch, 1]).integers(length, size=passes)
-        each, place = np.divmod(rows, self.plan.rows // passes)
-        return offsets[each] + place * length
+        number, place = np.divmod(windows, self.plan.examples // passes)
+        return offsets[number] + place * length
 
-    def _batches(self, rows: Sequence[np.ndarray]) -> Iterator[Batch]:
-        if not rows:
+    def _load(self, batches: Sequence[np.ndarray]) -> Iterator[Batch]:
+        if not batches:
             return
-        rows = [self.plan.own(each) for each in rows]
+        local = [self.plan.local(batch) for batch in batches]
         starts = torch.from_numpy(self.starts()).to(self.device)
-        places = torch.arange(self.data.length, device=self.device)
-        every = torch.from_numpy(np.concatenate(rows)).to(self.device)
-        for index in every.split([len(each) for each in rows]):
-            at = starts[index, None] + places
+        positions = torch.arange(self.data.length, device=self.device)
+        indices = torch.from_numpy(np.concatenate(local)).to(self.device)
+        for index in indices.split([len(each) for each in local]):
+            at = starts[index, None] + positions
             if self.plan.train:
                 yield Batch(self.x[at].long(), self.y[at].long())
                 continue
-            own = index[:, None] * self.stride
-            scored = (at >= own) & (at < (own + self.stride).clamp(max=len(self.y)))
+            first = index[:, None] * self.stride
+            scored = (at >= first) & (at < (first + self.stride).clamp(max=len(self.y)))
             at = at.clamp(max=len(self.y) - 1)
             yield Batch(self.x[at].long(), self.y[at].long().masked_fill(~scored, IGNORED))

@@ -12,8 +12,8 @@ import pytorch_lightning as pl
 import torch
 
 from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
-from mrconv.tasks.base import Count, nothing
-from mrconv.tasks.loaders import Plan
+from mrconv.tasks.batch_plan import BatchPlan
+from mrconv.tasks.progress_callback import Progress, no_progress
 from mrconv.tasks.randaugment import rand_augment
 
 from .experiment import Experiment
@@ -35,7 +35,7 @@ def make_task(experiment: Experiment) -> Task:
     return task(e.task, e.data_dir, **options)
 
 
-def prepare(experiment: Experiment, progress: Count = nothing) -> Prepared:
+def prepare(experiment: Experiment, progress: Progress = no_progress) -> Prepared:
     """Return the experiment's data, at its rate."""
     data = make_task(experiment).prepare(progress)
     return data if experiment.rate == 1 else data.decimated(experiment.rate)
@@ -66,19 +66,19 @@ def make_loader(
     return loader
 
 
-class Spread(Plan):
+class Spread(BatchPlan):
     """Some of a plan's batches, from the first to the last: where rows go by length or class, of all of these."""
 
-    def __init__(self, limit: int, plan: Plan) -> None:
-        super().__init__(plan.rows, plan.batch_size, plan.train, plan.seed, plan.rank, plan.world, plan.lengths)
+    def __init__(self, limit: int, plan: BatchPlan) -> None:
+        super().__init__(plan.examples, plan.batch_size, plan.train, plan.seed, plan.rank, plan.world, plan.lengths)
         self.limit = limit
 
     def __len__(self) -> int:
         return min(self.limit, super().__len__())
 
-    def joint(self, epoch: int) -> list[np.ndarray]:
-        """Return the row numbers of these batches, each from the middle of its share of all."""
-        every = super().joint(epoch)
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """Return the examples of these batches, each from the middle of its share of all batches."""
+        every = super().batches(epoch)
         return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))]
 
 
@@ -107,7 +107,7 @@ class TaskData(pl.LightningDataModule):
 
     def steps_per_epoch(self, world: int) -> int:
         """Return how many batches of training an epoch has."""
-        n = self.data.rows("train", True) // (self.experiment.batch_size * world)
+        n = self.data.examples_per_epoch("train", True) // (self.experiment.batch_size * world)
         return min(n, self.experiment.limit_train or n)
 
     def loader(self, split: str, train: bool, device: torch.device, rank: int = 0, world: int = 1) -> BatchLoader:
@@ -119,7 +119,7 @@ class TaskData(pl.LightningDataModule):
             if not resident and self.data.encoder != "text":
                 options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
                 if e.randaugment and train:
-                    options["change"] = functools.partial(rand_augment, magnitude=e.randaugment)
+                    options["augment"] = functools.partial(rand_augment, magnitude=e.randaugment)
             size, limit = (e.batch_size, 0) if train else (EVALUATED * e.batch_size, e.limit_eval)
             place, bucket = device if resident else None, e.bucket or not train
             self.loaders[key] = make_loader(self.data, split, size, place, limit=limit, bucket=bucket, **options)

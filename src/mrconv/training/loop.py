@@ -24,8 +24,8 @@ from torch import nn
 from mrconv import inference, reparameterize
 from mrconv.hub import MERGED, MODEL, Model, read_json
 from mrconv.tasks import Prepared, task_class
-from mrconv.tasks.base import Count, nothing
 from mrconv.tasks.preprocessing import Preprocessor
+from mrconv.tasks.progress_callback import Progress, no_progress
 
 from . import rundir as record
 from .checkpoints import BEST, LAST, PREVIOUS, AtomicIO, Checkpoints, check_data, last_good, settle
@@ -43,7 +43,9 @@ MACHINE = {
 """What may differ when a run goes on."""
 
 
-def train(experiment: Experiment, folder: Path, progress: Count = nothing, quiet: bool = False) -> dict[str, Any]:
+def train(
+    experiment: Experiment, folder: Path, progress: Progress = no_progress, quiet: bool = False
+) -> dict[str, Any]:
     """Train in a run folder, going on from its last checkpoint if there is one; return the result, which it records."""
     experiment.check()
     check_options(experiment)
@@ -70,8 +72,8 @@ def _train(folder: Path, module: TaskData, model: Model, quiet: bool) -> dict[st
     steps = module.steps_per_epoch(trainer.world_size)
     if steps == 0:
         raise ValueError(
-            f"{data.rows('train', True)} training examples do not fill one batch of {experiment.batch_size} on each "
-            f"of {trainer.world_size} device(s): lower batch_size"
+            f"{data.examples_per_epoch('train', True)} training examples do not fill one batch of "
+            f"{experiment.batch_size} on each of {trainer.world_size} device(s): lower batch_size"
         )
     compiled = experiment.compile
     if compiled is None:

@@ -1,1 +1,5 @@
 """Custom data: arrays, tables, texts, recordings and images from local files."""
+
+from .task import CustomData
+
+__all__ = ["CustomData"]

@@ -1,0 +1,72 @@
+"""The assignment of examples to batches and of batches to processes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+BUCKET_BATCHES = 50  # batches among which examples are sorted by length
+
+
+class BatchPlan:
+    """The examples of each batch, for one of `world` processes; a function of the seed and the epoch alone.
+
+    In training, every process takes its share of each global batch, and examples that do not fill a batch are left out.
+    In evaluation, every example occurs exactly once over all processes.
+
+    Args:
+        examples: number of examples.
+        batch_size: examples per batch and process.
+        train: shuffle, and drop examples that do not fill a batch.
+        seed: of the shuffling.
+        rank, world: index of this process and number of processes.
+        lengths: of all examples; if given, a batch has examples of similar length, which still differ in every epoch
+            of training.
+    """
+
+    def __init__(
+        self,
+        examples: int,
+        batch_size: int,
+        train: bool,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        lengths: np.ndarray | None = None,
+    ) -> None:
+        if batch_size < 1 or not 0 <= rank < world:
+            raise ValueError(f"need batch_size >= 1 and 0 <= rank < world; got {batch_size}, {rank} and {world}")
+        if train and examples < batch_size * world:
+            raise ValueError(
+                f"{examples} training examples do not fill one batch of {batch_size} in {world} process(es): lower "
+                "batch_size"
+            )
+        self.examples, self.batch_size, self.train, self.seed = examples, batch_size, train, seed
+        self.rank, self.world, self.lengths = rank, world, lengths
+
+    def __len__(self) -> int:
+        """Return the number of batches of this process in an epoch."""
+        if self.train:
+            return self.examples // (self.batch_size * self.world)
+        return -(-len(range(self.rank, self.examples, self.world)) // self.batch_size)
+
+    def local(self, batch: np.ndarray) -> np.ndarray:
+        """Return this process's share of a batch that `batches` returned."""
+        return batch[self.rank :: self.world] if self.train else batch
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """Return the indices of the examples of every batch: global batches in training, else those of this process."""
+        if not self.train:
+            order = np.arange(self.rank, self.examples, self.world)
+            if self.lengths is not None:
+                order = order[np.argsort(self.lengths[order], kind="stable")]
+            return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        generator = np.random.default_rng([self.seed, epoch])
+        order = generator.permutation(self.examples)
+        size = self.batch_size * self.world
+        if self.lengths is not None:
+            buckets = [order[i : i + BUCKET_BATCHES * size] for i in range(0, self.examples, BUCKET_BATCHES * size)]
+            order = np.concatenate([part[np.argsort(self.lengths[part], kind="stable")] for part in buckets])
+        batches = order[: len(self) * size].reshape(len(self), size)
+        if self.lengths is not None:
+            batches = generator.permutation(batches)
+        return list(batches)

@@ -1,0 +1,137 @@
+"""Encoding of custom examples: arrays by split, and facts common to all splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..cache import Arrays
+from ..errors import DataError
+from ..packing import pack
+from ..vocabulary import PADDING, CharacterEncoder, character_vocabulary
+from .file_readers import Examples
+
+MAX_TOKEN = 2**15 - 2
+ExamplesBySplit = Mapping[str, Examples]
+Encoded = tuple[dict[str, Arrays], dict[str, Any]]
+
+
+def encode_text(parts: ExamplesBySplit, length: int) -> Encoded:
+    """Encode texts by the characters of the training texts; length 0 is that of the longest text with <eos>."""
+    length = length or 1 + max(len(text) for examples in parts.values() for text in examples.x)
+    if length < 2:
+        raise DataError(f"{parts['train'].where}: length {length} has no room for a character before <eos>")
+    symbols = character_vocabulary(text[: length - 1] for text in parts["train"].x)
+    encode = CharacterEncoder(symbols, length)
+    arrays = {split: pack([encode(text) for text in examples.x], encode.dtype) for split, examples in parts.items()}
+    return arrays, {"encoder": "tokens", "length": length, "vocabulary": list(symbols)}
+
+
+def encode_tokens(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
+    """Shift integers by 1, as 0 is padding."""
+    largest = max(int(np.max(examples.x)) for examples in parts.values())
+    for examples in parts.values():
+        low, high = np.min(examples.x), np.max(examples.x)
+        if low < 0 or high > MAX_TOKEN:
+            raise DataError(
+                f"{examples.where}: integers from {low} to {high}; tokens must lie in 0 .. {MAX_TOKEN}. For values, "
+                "give floats, or a third dimension of channels"
+            )
+    length = _stored_length(parts, length, cut)
+    dtype = np.uint8 if largest + 1 < 256 else np.int16
+    arrays = {
+        split: pack([tokens[:length].astype(int) + 1 for tokens in examples.x], dtype)
+        for split, examples in parts.items()
+    }
+    return arrays, {"encoder": "tokens", "length": length, "vocabulary": [PADDING, *map(str, range(largest + 1))]}
+
+
+def encode_values(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
+    """Keep uint8 and int16, convert other types to float32, and pad with zeros."""
+    length = _stored_length(parts, length, cut)
+    channels = parts["train"].x[0].shape[1]
+    arrays: dict[str, Arrays] = {}
+    for split, examples in parts.items():
+        x = np.asarray(examples.x)
+        if x.shape[2] != channels:
+            raise DataError(f"{examples.where} has {x.shape[2]} channels; expected {channels}, as in train")
+        with np.errstate(over="ignore"):  # the result is checked below
+            x = x if x.dtype in (np.uint8, np.int16) else x.astype(np.float32)
+        finite = np.isfinite(x).all((1, 2))
+        if not finite.all():
+            raise DataError(f"{examples.describe(int(np.argmin(finite)))}: not all values are finite in float32")
+        arrays[split] = {"x": np.pad(x[:, :length], ((0, 0), (0, max(0, length - x.shape[1])), (0, 0)))}
+    return with_normalisation(arrays, {"encoder": "values", "length": length, "channels": channels})
+
+
+def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, rate: int) -> Encoded:
+    """Pad recordings with zeros on the right."""
+    length = _stored_length(parts, length, cut)
+    arrays: dict[str, Arrays] = {}
+    for split, examples in parts.items():
+        x = np.zeros((len(examples.x), length, 1), np.int16)
+        for out, samples in zip(x[..., 0], examples.x, strict=True):
+            out[: len(samples)] = samples[:length]
+        arrays[split] = {"x": x}
+    return with_normalisation(arrays, {"encoder": "values", "length": length, "channels": 1, "sampling_rate": rate})
+
+
+def encode_images(parts: ExamplesBySplit, length: int, sequence: bool) -> Encoded:
+    """Give all images the largest number of channels; with `sequence`, store the pixels in raster order."""
+    if length:
+        raise DataError(f"{parts['train'].where} holds images, whose length follows from their size: leave length at 0")
+    channels = max(image.shape[2] for examples in parts.values() for image in examples.x)
+    height, width, _ = parts["train"].x[0].shape
+    arrays: dict[str, Arrays] = {}
+    for split, examples in parts.items():
+        if examples.x[0].shape[:2] != (height, width):
+            raise DataError(f"{examples.where}: images differ in size from train's {width} x {height} pixels")
+        x = np.stack([np.broadcast_to(image, (height, width, channels)) for image in examples.x])
+        arrays[split] = {"x": x.reshape(len(x), -1, channels) if sequence else x}
+    facts = {"encoder": "values" if sequence else "image", "length": height * width, "channels": channels}
+    return with_normalisation(arrays, facts | {"height": height, "width": width})
+
+
+def _stored_length(parts: ExamplesBySplit, length: int, cut: bool) -> int:
+    """Return `length`, or that of the longest example if 0; a longer example raises DataError unless `cut`."""
+    longest = 0
+    for examples in parts.values():
+        for i, x in enumerate(examples.x):
+            if length and len(x) > length and not cut:
+                raise DataError(
+                    f"{examples.describe(i)}: length {len(x)}; expected at most length={length}, or cut=True"
+                )
+            longest = max(longest, len(x))
+    return length or longest
+
+
+def with_normalisation(arrays: dict[str, Arrays], facts: dict[str, Any]) -> Encoded:
+    """Add the scale and shift that give the training data mean 0 and deviation 1 in each channel."""
+    x = arrays["train"]["x"]
+    pieces = [x[i : i + 256] for i in range(0, len(x), 256)]  # avoids a copy of all data in float64
+    axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
+    mean = np.sum([piece.sum(axes, np.float64) for piece in pieces], 0) / count
+    deviation = np.sqrt(np.sum([((piece - mean) ** 2).sum(axes) for piece in pieces], 0) / count)
+    scale = 1 / np.where(deviation > 0, deviation, 1.0)
+    shift = -mean * scale
+    if len(mean) == 1:
+        return arrays, {**facts, "scale": float(scale[0]), "shift": float(shift[0])}
+    return {**arrays, "all": {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}}, facts
+
+
+def class_names(labels: Sequence[str]) -> list[str]:
+    """Return the sorted names of the classes; integers are sorted by value."""
+    names = set(labels)
+    integers = all(name.removeprefix("-").isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name), name)) if integers else sorted(names)
+
+
+def encode_labels(examples: Examples, classes: Sequence[str]) -> np.ndarray:
+    """Return the labels as indices of classes."""
+    indices = {name: i for i, name in enumerate(classes)}
+    for i, label in enumerate(examples.labels):
+        if label not in indices:
+            raise DataError(f"{examples.describe(i)}: class {label} is not in the training data")
+    return np.array([indices[label] for label in examples.labels], np.int32)
