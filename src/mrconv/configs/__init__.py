@@ -1,1 +1,1 @@
-"""Experiments: one flat YAML each, every value in it."""
+"""Experiments, one flat YAML file each, their variants, and sweeps."""

@@ -21,7 +21,7 @@ REPEATS = {
 """Keys that differ between repetitions of one experiment: the seed and the machine."""
 UNNAMED = REPEATS | {"name", "devices", "nodes"}
 """Keys that enter a run's name only if a sweep varies them; the seed has its place in the folder's name."""
-LONGEST = 100  # characters of the settings in a name; file systems allow 255 for the whole
+LONGEST = 60  # characters of the settings in a name
 
 
 def flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,13 +65,16 @@ def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
 
 
 def _suffix(changes: Mapping[str, Any]) -> str:
-    """Return "-KEYVALUE" or "-KEY-VALUE" for each change; a long text is cut and ends with its digest."""
+    """Return "-KEYVALUE" or "-KEY-VALUE" for each change, the mixer first; a digest replaces those that do not fit."""
     keys = sorted(changes, key=lambda key: (key != "mixer", key))
-    text = "".join(f"-{_change(key, changes[key])}" for key in keys)
+    parts = [f"-{_change(key, changes[key])}" for key in keys]
+    text = "".join(parts)
     if len(text) <= LONGEST:
         return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{text[: LONGEST - 9].rstrip('-')}-{digest}"
+    digest = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    while len("".join(parts)) > LONGEST - len(digest):
+        parts.pop()
+    return "".join(parts) + digest
 
 
 def _change(key: str, value: Any) -> str:
