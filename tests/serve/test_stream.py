@@ -246,14 +246,14 @@ def test_unknown_symbols_are_noted(text_server, tmp_path, monkeypatch):
 
 def test_models_that_cannot_stream_report_the_reason(tmp_path):
     for options, reason in (
-        ({"bidirectional": True}, "bidirectional: it needs the future of its input and cannot stream.*speech-causal"),
+        ({"bidirectional": True}, "bidirectional: it needs the future of its input and cannot stream.*variant=causal"),
         ({"mixer": "sgconv"}, "the mixer of the model, sgconv, does not support streaming"),
     ):
         assert re.search(reason, serve("audio", tmp_path / "x", **options).no_stream)
     assert "pairs" in serve("pair", tmp_path / "pair").no_stream
     with serving(save("audio", tmp_path / "both", bidirectional=True)) as server:
         with connect(server.socket) as stream:
-            assert "experiment=speech-causal" in json.loads(stream.recv(timeout=30))["error"]
+            assert "experiment=speech-base variant=causal" in json.loads(stream.recv(timeout=30))["error"]
             with pytest.raises(ConnectionClosed) as closed:
                 stream.recv(timeout=30)
         assert closed.value.rcvd.code == 1008

@@ -37,7 +37,7 @@ class ServedModel:
         if config.bidirectional:
             return (
                 "the model is bidirectional: it needs the future of its input and cannot stream. Train a causal model "
-                "with bidirectional=false; for speech, use experiment=speech-causal"
+                "with bidirectional=false; for speech, use experiment=speech-base variant=causal"
             )
         try:
             self._initial_state = self.model.initial_state(1)
