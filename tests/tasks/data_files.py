@@ -4,7 +4,7 @@ import io
 import tarfile
 import zipfile
 
-from mrconv.tasks.pathfinder import HARD
+from mrconv.tasks.pathfinder import CONTOUR_FOLDER
 
 
 def write_files(folder, files):
@@ -72,7 +72,7 @@ def write_pathfinder(folder, images, labels, per_folder=1000):
     """Write images (n, size, size) in LRA's layout; return the folder that holds imgs/ and metadata/."""
     import PIL.Image
 
-    target = folder / f"pathfinder{images.shape[1]}" / HARD
+    target = folder / f"pathfinder{images.shape[1]}" / CONTOUR_FOLDER
     (target / "metadata").mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(0, len(images), per_folder)):
         inner = f"imgs/{number}"

@@ -1,4 +1,4 @@
-"""ListOps: the same bytes for any number of workers, the published data's statistics, every value right."""
+"""The ListOps generator: reproducibility, statistics of the published data, values of expressions."""
 
 import hashlib
 
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from mrconv.tasks.generators import listops_expressions as listops_generator
-from mrconv.tasks.generators.listops_expressions import SYMBOLS, Expressions, as_text, evaluate, generate, write_tsv
+from mrconv.tasks.generators.listops_expressions import SYMBOLS, Expressions, evaluate, generate
+
+from .data_files import listops_text, write_listops
 
 COUNT = 5000
 
@@ -21,7 +23,7 @@ def encode(text):
 
 
 def parse(symbols, at=0, depth=0):
-    """Return value, next place, depth of nesting and numbers of arguments of the expression that starts at a place."""
+    """Return value, end, nesting depth and numbers of arguments of the expression that starts at a position."""
     word = SYMBOLS[symbols[at]]
     if word.isdigit():
         return int(word), at + 1, depth, []
@@ -45,13 +47,13 @@ def parse(symbols, at=0, depth=0):
 def test_same_bytes_for_any_workers_and_block_size(expressions, monkeypatch):
     for block in (8192, 1000):
         monkeypatch.setattr(listops_generator, "_BLOCK_DRAWS", block)
-        alone = generate(COUNT, workers=1)
-        assert alone.draws == expressions.draws
+        single = generate(COUNT, workers=1)
+        assert single.draws == expressions.draws
         for name in ("symbols", "offsets", "targets"):
-            assert getattr(alone, name).tobytes() == getattr(expressions, name).tobytes()
+            assert getattr(single, name).tobytes() == getattr(expressions, name).tobytes()
 
 
-def test_fewer_are_the_first_of_more_and_the_seed_matters(expressions):
+def test_fewer_expressions_are_a_prefix_and_depend_on_the_seed(expressions):
     few = generate(50)
     assert len(few) == 50
     assert all(np.array_equal(few[i], expressions[i]) for i in range(50))
@@ -59,7 +61,7 @@ def test_fewer_are_the_first_of_more_and_the_seed_matters(expressions):
     assert not np.array_equal(generate(50, seed=1)[0], few[0])
 
 
-def test_the_data_stay_what_they_were(expressions):
+def test_data_of_a_seed_do_not_change(expressions):
     digest = hashlib.sha256(expressions.symbols.tobytes() + expressions.targets.tobytes()).hexdigest()
     assert (expressions.draws, digest[:16]) == (59861, "18f25b21934ee024")
 
@@ -125,7 +127,7 @@ def test_value(text, value):
     symbols = encode(text)
     assert evaluate(symbols) == value
     operators, counts = np.zeros(3, np.uint8), np.zeros((3, 10), np.int64)
-    assert listops_generator._value(symbols, operators, counts) == value
+    assert listops_generator._evaluate(symbols, operators, counts) == value
 
 
 @pytest.mark.parametrize(
@@ -137,11 +139,11 @@ def test_value(text, value):
     ],
 )
 def test_text(expression, text):
-    assert as_text(encode(expression)) == text
+    assert listops_text(encode(expression)) == text
 
 
 def test_text_without_parentheses_is_the_expression(expressions):
-    words = as_text(expressions[0]).split()
+    words = listops_text(expressions[0]).split()
     assert words.count("(") == words.count(")")
     assert encode(" ".join(word for word in words if word not in "()")).tobytes() == expressions[0].tobytes()
 
@@ -151,15 +153,13 @@ def test_tsv_bytes(tmp_path):
     symbols = [encode(text) for text in texts]
     offsets = np.cumsum([0, *map(len, symbols)])
     three = Expressions(np.concatenate(symbols), offsets, np.array([3, 9, 3], np.uint8), 3)
-    write_tsv(tmp_path / "basic_val.tsv", three, 1, 3)
+    write_listops(tmp_path / "basic_val.tsv", three, 1, 3)
     assert (tmp_path / "basic_val.tsv").read_bytes() == (
         b"Source\tTarget\r\n( ( ( [MAX 2 ) 9 ) ] )\t9\r\n( ( ( [MED 3 ) 4 ) ] )\t3\r\n"
     )
-    with pytest.raises(ValueError, match=r"stop must be an integer in 2 \.\. 3; got 4"):
-        write_tsv(tmp_path / "other.tsv", three, 2, 4)
 
 
-def test_small_expressions_are_all_found_once():
+def test_all_small_expressions_are_found_once():
     every = generate(10, max_depth=1, min_length=0, max_length=2)
     assert sorted(every.symbols) == list(range(10))
     assert np.array_equal(every.symbols, every.targets)
@@ -187,11 +187,11 @@ def test_progress_adds_up():
         ({"min_length": "500"}, r"min_length must be an integer in 0 .*; got '500'"),
         ({"max_length": 501}, r"max_length must be an integer in 502 .*; got 501"),
         ({"min_length": 2000}, r"max_length must be an integer in 2002 .*; got 2000"),
-        ({"count": 1, "min_length": 1, "max_length": 4}, r"count must be at most what can be found .*: 0 different"),
+        ({"count": 1, "min_length": 1, "max_length": 4}, r"count must be at most the number of .*: found 0 in"),
         ({"count": 1, "max_depth": 3}, r"count must be at most .*max_depth=3.*; got 1"),
-        ({"count": 11, "min_length": 0, "max_length": 3}, r"count must be at most .*: 10 different .*; got 11"),
+        ({"count": 11, "min_length": 0, "max_length": 3}, r"count must be at most .*: found 10 in .*; got 11"),
     ],
 )
-def test_wrong_arguments(options, message):
+def test_invalid_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         generate(**options)

@@ -1,4 +1,4 @@
-"""Pathfinder images against the statistics of the original generator, and redrawn from their facts without tables."""
+"""Pathfinder images: statistics of the original generator, and images redrawn from their records without tables."""
 
 import dataclasses
 import math
@@ -13,8 +13,9 @@ pytest.importorskip("PIL")
 
 from PIL import Image, ImageDraw
 
-from mrconv.tasks.generators.pathfinder_geometry import DEGREES, tables
-from mrconv.tasks.generators.pathfinder_images import Options, generate, options_for
+from mrconv.tasks.generators.pathfinder_images import generate
+from mrconv.tasks.generators.pathfinder_options import PathfinderOptions, options_for
+from mrconv.tasks.generators.pathfinder_tables import DEGREES, make_tables
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def test_seeds_give_different_images(small):
     assert len({image.tobytes() for image in small.images}) == 600
 
 
-def test_a_seed_gives_the_images_it_always_gave():
-    # A change of these numbers changes the data that everyone generates.
+def test_images_of_a_seed_do_not_change():
+    # a change of these numbers changes the data of every user
     x = generate(50)
     assert x.labels[:10].tolist() == [1, 1, 0, 1, 0, 0, 0, 1, 1, 0]
     assert x.ends[0].tolist() == [[17, 25], [24, 3]]
@@ -86,7 +87,7 @@ def quadrants(x):
 
 
 def test_statistics_at_32(small):
-    # The original's, from 4,000 images of it (facts: 200); tolerances are about four standard errors of the difference.
+    # of 4,000 images of the original (contours: 200); tolerances are about four standard errors of the difference
     x = small.images
     assert small.labels.mean() == pytest.approx(0.5, abs=0.08)
     assert x.mean() == pytest.approx(20.18, abs=0.4)
@@ -137,12 +138,13 @@ def test_statistics_at_128_of_many():
 
 
 def test_border_quirk_leaves_the_original_angles():
-    table = tables(options_for(32))
+    table = make_tables(options_for(32))
     open_angles = DEGREES[~table.blocked[0]]
     np.testing.assert_array_equal(open_angles, np.arange(-150, -120))
-    rows, columns = (table.room[0, ~table.blocked[0]][:, [1, 3]] - table.room[0, ~table.blocked[0]][:, [0, 2]] + 1).T
+    areas = table.start_area[0, ~table.blocked[0]]
+    rows, columns = (areas[:, [1, 3]] - areas[:, [0, 2]] + 1).T
     np.testing.assert_array_equal(rows * columns, [6] * 12 + [9] * 18)
-    assert (~tables(options_for(128)).blocked).sum(1).tolist() == [354, 360]
+    assert (~make_tables(options_for(128)).blocked).sum(1).tolist() == [354, 360]
 
 
 def test_border_quirk_starts_contour_a_towards_the_upper_left(small):
@@ -159,8 +161,8 @@ def test_without_border_quirk_contours_start_in_all_directions():
     assert x.attempts.mean() < 100
 
 
-def reached(x, i):
-    """Return all ends of dashes of image i that a search along its dashes reaches from the first disc."""
+def reachable(x, i):
+    """Return the ends of all dashes of image i that are connected to the first disc."""
     dashes = [(c, k) for c in range(2) for k in range(x.paths.shape[2])]
     gap = 2 * int(x.margins[i]) + 3  # 3: rounding
     joined = {dash: [] for dash in dashes}
@@ -178,16 +180,16 @@ def reached(x, i):
 
 
 @pytest.mark.parametrize("size", [32, 128])
-def test_a_contour_joins_the_discs_of_positives_only(size, small, large):
+def test_contour_joins_the_discs_of_positives_only(size, small, large):
     x = small if size == 32 else large
     meet = (x.ends[:, 0] == x.ends[:, 1]).all(-1)  # the last two dashes may touch, in the original too
     assert meet.mean() < 0.01
     for i in np.flatnonzero(~meet):
-        assert (tuple(x.discs[i, 1].tolist()) in reached(x, i)) == bool(x.labels[i])
+        assert (tuple(x.discs[i, 1].tolist()) in reachable(x, i)) == bool(x.labels[i])
 
 
 @pytest.mark.parametrize(("size", "length"), [(32, 2), (128, 5)])
-def test_discs_and_dashes_are_in_the_picture(size, length, small, large):
+def test_discs_and_dashes_are_in_the_image(size, length, small, large):
     x = small if size == 32 else large
     each = np.arange(len(x.images))
     assert (np.linalg.norm(x.paths[..., 0, :].astype(float) - x.paths[..., 1, :], axis=-1) <= length + 1.5).all()
@@ -200,7 +202,7 @@ def test_discs_and_dashes_are_in_the_picture(size, length, small, large):
         assert np.max(around, 0).min() > 40
 
 
-def moved(point, length, angle):
+def move(point, length, angle):
     return math.ceil(point[0] + length * math.sin(angle)), math.ceil(point[1] + length * math.cos(angle))
 
 
@@ -209,7 +211,7 @@ def offsets(radius):
     return [(y, x) for y in reach for x in reach if y * y + x * x <= radius * radius]
 
 
-def dilated(canvas, radius):
+def dilate(canvas, radius):
     out, n = np.zeros_like(canvas), len(canvas)
     for dy, dx in offsets(radius):
         target = out[max(0, dy) : n + min(0, dy), max(0, dx) : n + min(0, dx)]
@@ -219,11 +221,11 @@ def dilated(canvas, radius):
     return out
 
 
-def shrunk(canvas, side):
+def shrink(canvas, side):
     return np.asarray(Image.fromarray(canvas).resize((side, side), Image.Resampling.LANCZOS)) / 255
 
 
-def pasted(square, point, size):
+def paste(square, point, size):
     h = len(square) // 2
     wide = np.zeros((size + 2 * h, size + 2 * h))
     wide[point[0] : point[0] + 2 * h + 1, point[1] : point[1] + 2 * h + 1] = square
@@ -231,32 +233,32 @@ def pasted(square, point, size):
 
 
 def dash(o, margin, point, angle):
-    """Return ink and footprint of a dash as pictures."""
+    """Return ink and footprint of a dash as images."""
     h = o.paddle_length + math.ceil(o.paddle_thickness) + margin
     c = h * o.antialias_scale
     image = Image.new("L", (2 * c + 1, 2 * c + 1))
-    y, x = moved((c, c), o.paddle_length * o.antialias_scale, angle)
+    y, x = move((c, c), o.paddle_length * o.antialias_scale, angle)
     ImageDraw.Draw(image).line([c, c, x, y], fill=255, width=round(o.paddle_thickness * o.antialias_scale))
-    ink, canvas = np.asarray(image), dilated(np.asarray(image), margin * o.antialias_scale)
-    return tuple(pasted(shrunk(square, 2 * h + 1), point, o.size) for square in (ink, canvas))
+    ink, canvas = np.asarray(image), dilate(np.asarray(image), margin * o.antialias_scale)
+    return tuple(paste(shrink(square, 2 * h + 1), point, o.size) for square in (ink, canvas))
 
 
-class Redrawn:
-    """A contour followed dash by dash: its ink, and whether each dash keeps to the rules."""
+class RedrawnContour:
+    """A contour redrawn dash by dash, with assertions of the rules."""
 
     def __init__(self, o, margin, path, angle):
         self.o, self.margin, self.path = o, margin, path
         self.angle = math.radians(angle)
         tail = tuple(path[0, 0])
-        head = moved(tail, o.paddle_length, self.angle)
+        head = move(tail, o.paddle_length, self.angle)
         assert head == tuple(path[0, 1])
-        self.pivot = moved(head, o.paddle_length + margin, math.radians(angle + 180))
+        self.pivot = move(head, o.paddle_length + margin, math.radians(angle + 180))
         self.ink, self.pending = dash(o, margin, tail, self.angle)
 
     def grow(self, k, mask):
-        """Follow dash k; return the mask with dash k - 1."""
+        """Redraw dash k; return the mask with dash k - 1."""
         L, m = self.o.paddle_length, self.margin
-        self.pivot = moved(self.pivot, L + 2 * m, self.angle)
+        self.pivot = move(self.pivot, L + 2 * m, self.angle)
         end = tuple(self.path[k, 1].tolist())
         steps = np.radians(np.arange(0, 360, 360 / (2 * np.pi * (L + m))))
         circle = {
@@ -267,7 +269,7 @@ class Redrawn:
         turn = abs((angle - self.angle + math.pi) % (2 * math.pi) - math.pi)
         assert turn * self.o.continuity < math.pi / 2
         assert max(mask[end[0] + dy, end[1] + dx] for dy, dx in offsets(m)) < 1
-        assert moved(end, L, angle + math.pi) == tuple(self.path[k, 0])
+        assert move(end, L, angle + math.pi) == tuple(self.path[k, 0])
         ink, footprint = dash(self.o, m, end, angle + math.pi)
         assert (mask + footprint).max() < 1.8
         mask = np.maximum(mask, self.pending)
@@ -276,36 +278,36 @@ class Redrawn:
 
 
 def redraw(x, i, o):
-    """Draw image i again from its facts, step by step as the description of the generator has it."""
+    """Redraw image i from its record, step by step as the original generator."""
     margin, mask = int(x.margins[i]), np.pad(np.zeros((o.size - 2, o.size - 2)), 1, constant_values=1.0)
-    a, b = (Redrawn(o, margin, x.paths[i, c], int(x.angles[i, c])) for c in range(2))
+    a, b = (RedrawnContour(o, margin, x.paths[i, c], int(x.angles[i, c])) for c in range(2))
     for k in range(1, o.contour_length):
         mask = b.grow(k, a.grow(k, mask))
     mask = np.maximum(mask, b.pending)
-    picture = np.maximum(a.ink, b.ink) * (o.snake_contrast * o.paddle_contrast)
+    canvas = np.maximum(a.ink, b.ink) * (o.snake_contrast * o.paddle_contrast)
     for j in range(x.distractors[i]):
-        short = Redrawn(o, margin, x.distractor_paths[i, j], int(x.angles[i, 2 + j]))
+        short = RedrawnContour(o, margin, x.distractor_paths[i, j], int(x.angles[i, 2 + j]))
         for k in range(1, o.distractor_length):
             mask = short.grow(k, mask)
         mask = np.maximum(mask, short.pending)
-        picture = np.maximum(picture, short.ink * o.snake_contrast)
+        canvas = np.maximum(canvas, short.ink * o.snake_contrast)
     scale = o.antialias_scale
     grid = np.arange(o.size * scale)
     for y, x_ in x.discs[i] * scale:
-        canvas = (grid[:, None] - y) ** 2 + (grid - x_) ** 2 <= (o.marker_radius * scale) ** 2
-        picture = np.maximum(picture, shrunk(canvas.astype(np.uint8) * 255, o.size))
-    return np.floor((picture - picture.min()) * (255 / np.ptp(picture)) + 0.5)
+        disc = (grid[:, None] - y) ** 2 + (grid - x_) ** 2 <= (o.marker_radius * scale) ** 2
+        canvas = np.maximum(canvas, shrink(disc.astype(np.uint8) * 255, o.size))
+    return np.floor((canvas - canvas.min()) * (255 / np.ptp(canvas)) + 0.5)
 
 
 @pytest.mark.parametrize(("size", "count"), [(32, 40), (64, 6), (128, 6)])
-def test_images_can_be_redrawn_from_their_facts(size, count):
+def test_images_can_be_redrawn_from_their_records(size, count):
     x = generate(count, size=size, seed=5)
     for i, image in enumerate(x.images):
         np.testing.assert_array_equal(image, redraw(x, i, options_for(size)))
 
 
 def test_options_are_those_of_long_range_arena():
-    assert options_for(32) == Options()
+    assert options_for(32) == PathfinderOptions()
     o = options_for(128)
     assert (o.seed_distance, o.marker_radius, o.paddle_length, o.paddle_thickness) == (20, 3, 5, 1.5)
     assert (o.paddle_margins, o.continuity, o.snake_contrast, o.paddle_contrast) == ((2, 3), 1.8, 0.9, 1)
@@ -333,7 +335,7 @@ def test_progress_counts_all_images():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupt_stops_it(workers):
+def test_interrupt_stops_the_generator(workers):
     done, threads = [], threading.active_count()
 
     def interrupt(n):
@@ -356,11 +358,11 @@ def test_an_interrupt_stops_it(workers):
         ({"count": 1, "seed": 2**64}, "seed must be"),
         ({"count": 1, "start": -1}, "start must be"),
         ({"count": 1, "workers": 0}, "workers must be"),
-        ({"count": 1, "size": 128, "options": Options()}, "size must be that of the options, 32; got 128"),
-        ({"count": 1, "options": Options(seed_distance=8)}, "size must leave room"),
+        ({"count": 1, "size": 128, "options": PathfinderOptions()}, "size must be that of the options, 32; got 128"),
+        ({"count": 1, "options": PathfinderOptions(seed_distance=8)}, "size must leave room"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         generate(**arguments)
 
@@ -368,7 +370,7 @@ def test_bad_arguments_are_named(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"paddle_thickness": 0.7}, "paddle_thickness times antialias_scale"),
+        ({"paddle_thickness": 0.7}, "paddle_thickness . antialias_scale"),
         ({"paddle_margins": ()}, "paddle_margins must be"),
         ({"paddle_margins": (0,)}, "paddle_margins must be"),
         ({"continuity": 0}, "continuity must be"),
@@ -377,11 +379,11 @@ def test_bad_arguments_are_named(arguments, message):
         ({"seed_distance": 1}, "seed_distance must be"),
     ],
 )
-def test_bad_options_are_named(arguments, message):
+def test_invalid_options_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
-        Options(**arguments)
+        PathfinderOptions(**arguments)
 
 
 def test_contours_that_cannot_fit_are_reported():
     with pytest.raises(RuntimeError, match="shorter contour_length"):
-        generate(1, options=Options(contour_length=80))
+        generate(1, options=PathfinderOptions(contour_length=80))

@@ -18,7 +18,7 @@ from .image_files import open_image
 from .packing import SPLIT_SEED, random_split
 from .progress_callback import Progress, ProgressCounter
 
-HARD = "curv_contour_length_14"  # of the release's three difficulties, the one that papers report
+CONTOUR_FOLDER = "curv_contour_length_14"  # of the release's three difficulties, the one that papers report
 CHUNK = 10_000  # images generated at a time, to save memory
 LabelledImage = tuple[np.ndarray, int]
 
@@ -46,8 +46,8 @@ class Pathfinder(Task):
     title = "Pathfinder (LRA): are two discs joined? 32 x 32 pixels, 2 classes"
     layout: ClassVar[str] = (
         "Put Long Range Arena's release, https://storage.googleapis.com/long-range-arena/lra_release.gz, there: "
-        f"pathfinder<size>/{HARD}/ with imgs/ and metadata/, or the same in lra_release/lra_release/. Or generate "
-        "images: source='generate'"
+        f"pathfinder<size>/{CONTOUR_FOLDER}/ with imgs/ and metadata/, or the same in lra_release/lra_release/. Or "
+        "generate images: source='generate'"
     )
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class Pathfinder(Task):
         """Return the folder of images and metadata; none if images are generated."""
         if self.source == "generate":
             return []
-        inner = f"pathfinder{self.size}/{HARD}"
+        inner = f"pathfinder{self.size}/{CONTOUR_FOLDER}"
         try:
             return [self._find_source(inner, f"lra_release/lra_release/{inner}", f"lra_release/{inner}")]
         except MissingData:
@@ -103,7 +103,8 @@ class Pathfinder(Task):
 
     def _generate(self, progress: Progress) -> Iterator[LabelledImage]:
         try:
-            from .generators.pathfinder_images import generate, options_for
+            from .generators.pathfinder_images import generate
+            from .generators.pathfinder_options import options_for
         except ImportError as error:
             raise DataError(f"generating images requires {error.name}: pip install 'mrconv[data]'") from error
         report = ProgressCounter(progress, self.count)

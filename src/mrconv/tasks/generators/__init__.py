@@ -1,1 +1,1 @@
-"""Generators for the synthetic tasks of Long Range Arena."""
+"""Generators of the synthetic tasks of Long Range Arena."""
