@@ -20,20 +20,26 @@ from .streaming.streaming_module import StreamingModule
 class TiedDropout(nn.Module):
     """Dropout of whole channels of (B, L, D): the mask is constant over the length."""
 
+    option = "dropout"
+
     def __init__(self, p: float) -> None:
         super().__init__()
-        check_fraction("dropout", p)
+        check_fraction(self.option, p)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop channels in training mode; return x in eval mode."""
+        """Apply a random mask in training mode; return x in eval mode."""
         if not self.training or self.p == 0:
             return x
-        return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), self.p)
+        return x * F.dropout(x.new_ones(self.mask_shape(x)), self.p)
+
+    def mask_shape(self, x: Tensor) -> tuple[int, ...]:
+        """Return the shape of the mask, which is broadcast over x."""
+        return (x.shape[0], 1, x.shape[2])
 
     def extra_repr(self) -> str:
         """Return what `print` shows."""
-        return f"p={self.p}"
+        return f"p={self.p:.3g}"
 
 
 class SequenceLayerNorm(nn.LayerNorm):

@@ -17,7 +17,8 @@ from .example_inputs import random_inputs
 from .hub import Model
 from .layer import MRConv, reparameterize
 from .mixers import Mixer
-from .vision.flattening import DepthwiseConv, FlatMixer
+from .vision.convnext_blocks import DepthwiseConv
+from .vision.flattening import FlattenedMixer
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ def _submodules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Mo
 
 def _description(module: nn.Module) -> str:
     """Return the number of a part's mixers and the options of the first, or "" for a part without mixers."""
-    mixers = [m for m in module.modules() if isinstance(m, FlatMixer | DepthwiseConv | Mixer)]
+    mixers = [m for m in module.modules() if isinstance(m, FlattenedMixer | DepthwiseConv | Mixer)]
     mixers = [m for m in mixers if not any(m in other.children() for other in mixers)]
     if not mixers:
         return ""
     first: Any = mixers[0]
-    layer = first.layer if isinstance(first, FlatMixer) else first
-    grid = f"{first.grid[0]}x{first.grid[1]}, " if isinstance(first, FlatMixer) else ""
+    layer = first.layer if isinstance(first, FlattenedMixer) else first
+    grid = f"{first.grid[0]}x{first.grid[1]}, " if isinstance(first, FlattenedMixer) else ""
     if isinstance(layer, MRConv):
         kind = f"{layer.kernel}, {grid}{layer.d_model} channels, l0 = {layer.kernel_size}, N = {layer.resolutions}"
     else:

@@ -142,12 +142,12 @@ def test_a_run_is_scored_at_another_size(tmp_path):
         evaluate(tmp_path / "run", ["task.size=48"], merged=each, device="cpu") for each in (True, False)
     )
     assert merged == branches
-    with pytest.raises(ValueError, match="maps have no sampling rate"):
+    with pytest.raises(ValueError, match="images have no sampling rate"):
         merge(tmp_path / "run", 0.5)
 
 
 def test_pictures_need_stages():
-    with pytest.raises(ValueError, match="cifar is a task of pictures: give depths, dims and kernel_sizes"):
+    with pytest.raises(ValueError, match="cifar is a task of images: set depths, dims and kernel_sizes"):
         build_model(Experiment(task="cifar"), pictures())
 
 

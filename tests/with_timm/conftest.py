@@ -1,4 +1,4 @@
-"""timm imports torchvision, whose compiled operators a CPU-only environment lacks: declare those it looks up there."""
+"""Declare the compiled operators of torchvision that timm looks up and a CPU-only environment lacks."""
 
 import subprocess
 import sys

@@ -1,9 +1,9 @@
-"""timm's own tool merges our models."""
+"""timm's `reparameterize_model` merges our models."""
 
 import pytest
 import torch
 
-timm = pytest.importorskip("timm", reason="timm lives in an environment of its own: make test-timm")
+timm = pytest.importorskip("timm", reason="timm needs a separate environment: make test-timm")
 
 from mrconv import MRConv, SequenceClassifier  # noqa: E402
 

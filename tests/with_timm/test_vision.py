@@ -1,4 +1,4 @@
-"""timm makes, reads features from, merges, trains and validates our vision models."""
+"""timm creates, merges, trains and validates our image models, and reads their features."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-timm = pytest.importorskip("timm", reason="timm lives in an environment of its own: make test-timm")
+timm = pytest.importorskip("timm", reason="timm needs a separate environment: make test-timm")
 
 from timm.data import Mixup, create_dataset, create_loader, create_transform, resolve_data_config  # noqa: E402
 from timm.loss import SoftTargetCrossEntropy  # noqa: E402
@@ -14,18 +14,18 @@ from timm.optim import create_optimizer_v2  # noqa: E402
 from timm.scheduler import create_scheduler_v2  # noqa: E402
 from timm.utils import ModelEmaV3, accuracy, reparameterize_model  # noqa: E402
 
-import mrconv.vision  # noqa: E402
 from mrconv import MRConv  # noqa: E402
 from mrconv.bench import image_models as bench  # noqa: E402
 from mrconv.bench import shapes  # noqa: E402
+from mrconv.vision import variants  # noqa: E402
 
 from ..conftest import randomise, relative  # noqa: E402
 
 TINY = {"img_size": 32, "patch_size": 2, "depths": (1, 1, 2, 1), "dims": (8, 8, 16, 16), "kernel_sizes": (16, 8, 4, 2)}
-NAMES = [name for name in mrconv.vision.variants() if name.startswith("mrconvnext")]
+NAMES = [name for name in variants() if name.startswith("mrconvnext")]
 
 
-def make(name="mrconvnext_tiny_fourier_sparse", **options):
+def create(name="mrconvnext_tiny_fourier_sparse", **options):
     return timm.create_model(name, **(TINY | options))
 
 
@@ -34,7 +34,7 @@ def test_every_model_is_listed():
 
 
 @pytest.mark.parametrize("name", ["mrconvnext_tiny_fourier_sparse", "mrconvnext_base_fourier"])
-def test_a_model_is_made_by_its_name(name):
+def test_a_model_is_created_by_name(name):
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=10, drop_path_rate=0.2)
     assert model.num_classes == 10
@@ -47,7 +47,7 @@ def test_a_model_is_made_by_its_name(name):
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_merging_by_timm_changes_nothing(name):
-    model = randomise(make(name, layer_scale=1.0)).eval()
+    model = randomise(create(name, layer_scale=1.0)).eval()
     x = torch.randn(2, 3, 32, 32)
     merged = reparameterize_model(model)
     assert all(m.merged for m in merged.modules() if isinstance(m, MRConv))
@@ -55,7 +55,7 @@ def test_merging_by_timm_changes_nothing(name):
 
 
 def test_features_only():
-    model = make(features_only=True, out_indices=(1, 3))
+    model = create(features_only=True, out_indices=(1, 3))
     assert model.feature_info.channels() == [8, 16]
     assert model.feature_info.reduction() == [4, 16]
     shapes = [tuple(y.shape) for y in model(torch.randn(2, 3, 32, 32))]
@@ -63,18 +63,18 @@ def test_features_only():
 
 
 def test_a_new_head_and_no_head():
-    model = make(num_classes=0)
+    model = create(num_classes=0)
     x = torch.randn(2, 3, 32, 32)
     assert model(x).shape == (2, 16)
     model.reset_classifier(7)
     assert model(x).shape == (2, 7)
     assert model.get_classifier().out_features == 7
     with pytest.raises(ValueError, match="global_pool must be 'avg' or ''; got 'max'"):
-        make(global_pool="max")
+        create(global_pool="max")
 
 
-def test_no_pooling_gives_the_normalised_map():
-    model, x = make(num_classes=0, global_pool="").eval(), torch.randn(2, 3, 32, 32)
+def test_no_pooling_returns_the_normalised_feature_map():
+    model, x = create(num_classes=0, global_pool="").eval(), torch.randn(2, 3, 32, 32)
     y = model(x)
     assert y.shape == (2, 16, 2, 2)
     assert relative(y, model.forward_intermediates(x, 1, norm=True, intermediates_only=True)[0]) < 1e-6
@@ -84,8 +84,8 @@ def test_no_pooling_gives_the_normalised_map():
         model.reset_classifier(5, "")
 
 
-def test_timms_training_and_validation_drive_it(tmp_path):
-    """What timm's train.py and validate.py do with a model, on pictures in folders."""
+def test_timms_training_and_validation_run(tmp_path):
+    """The steps of timm's train.py and validate.py, on images in folders."""
     from PIL import Image
 
     random.seed(0)
@@ -95,7 +95,7 @@ def test_timms_training_and_validation_drive_it(tmp_path):
             (tmp_path / split / colour).mkdir(parents=True)
             for i in range(8):
                 Image.new("RGB", (36, 40), colour).save(tmp_path / split / colour / f"{i}.png")
-    model = make("mrconvnext_tiny_fourier", num_classes=2, drop_path_rate=0.1)
+    model = create("mrconvnext_tiny_fourier", num_classes=2, drop_path_rate=0.1)
     config = resolve_data_config({"img_size": 32}, model=model)
     shared = {key: config[key] for key in ("mean", "std", "interpolation")}
     loaders = {

@@ -105,7 +105,7 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     rate = None if rate == 1 else rate
     model, merged = load_model(folder / MODEL).eval(), load_model(folder / MODEL)
     if rate is not None and isinstance(model, MRConvNeXt):
-        raise ValueError("maps have no sampling rate: for pictures of another size use model.resized(image_size)")
+        raise ValueError("images have no sampling rate: for images of another size use model.resized(image_size)")
     reparameterize(merged, rate)
     for layer in model.modules():
         if isinstance(layer, MRConv):

@@ -1,4 +1,4 @@
-"""The model of an experiment on pictures."""
+"""The image model of an experiment."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mrconv.tasks import Prepared
 from .experiment import Experiment
 
 
-def build_vision(experiment: Experiment, data: Prepared) -> Model:
-    """Return the experiment's MRConvNeXt for a task's pictures."""
+def build_image_model(experiment: Experiment, data: Prepared) -> Model:
+    """Return the experiment's MRConvNeXt for a task's images."""
     e = experiment
     if not e.depths:
-        raise ValueError(f"{data.name} is a task of pictures: give depths, dims and kernel_sizes, a value per stage")
+        raise ValueError(f"{data.name} is a task of images: set depths, dims and kernel_sizes, with a value per stage")
     return MRConvNeXt(
         n_classes=len(data.classes),
         in_channels=data.channels,

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from mrconv import MRConv, MRConvNeXt
-from mrconv.vision.flattening import FlatMixer, shifts
+from mrconv.vision.flattening import FlattenedMixer, lags_to_shifts
 
 CHANNELS = 8  # drawn of each stage
 
@@ -50,15 +50,15 @@ def kernel_maps(model: nn.Module, out: Path) -> None:
 
 
 @torch.no_grad()
-def shift_images(mixer: FlatMixer) -> torch.Tensor:
+def shift_images(mixer: FlattenedMixer) -> torch.Tensor:
     """Return a mixer's merged kernels (C, 2 H + 1, W) by shift, without the skip D (a merged layer's has it)."""
     layer: Any = mixer.layer
     past, future = layer.k_rep()[0].detach().double().cpu()
-    return shifts(torch.cat([future.flip(1), past], 1), mixer.grid)
+    return lags_to_shifts(torch.cat([future.flip(1), past], 1), mixer.grid)
 
 
-def _last_mixers(model: nn.Module) -> list[FlatMixer]:
+def _last_mixers(model: nn.Module) -> list[FlattenedMixer]:
     if not isinstance(model, MRConvNeXt):
         return []
     found = [stage.blocks[-1].mixer for stage in model.stages]  # type: ignore[union-attr, index]
-    return [mixer for mixer in found if isinstance(mixer, FlatMixer)]
+    return [mixer for mixer in found if isinstance(mixer, FlattenedMixer)]

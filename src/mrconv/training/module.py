@@ -20,11 +20,11 @@ from mrconv.config import BackboneOptions, values_of
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
 from mrconv.tasks.window_loader import IGNORED
-from mrconv.vision.convnext import ConvNeXtBlock
+from mrconv.vision.convnext_blocks import ConvNeXtBlock
 
 from .cuda_graphs import GraphedStep
 from .experiment import Experiment
-from .image_model import build_vision
+from .image_model import build_image_model
 from .schedule import cosine_with_warmup
 from .scores import Score
 
@@ -41,7 +41,7 @@ def build_model(experiment: Experiment, data: Prepared) -> Model:
     """Return the experiment's model for a task's data."""
     e = experiment
     if data.encoder == "image":
-        return build_vision(e, data)
+        return build_image_model(e, data)
     if data.encoder not in ("tokens", "values", "text") or bool(data.classes) == (data.encoder == "text"):
         raise ValueError(f"{data.name} is not a task of classifying sequences or pictures, or of predicting text")
     options: dict[str, Any] = (
