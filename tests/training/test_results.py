@@ -20,7 +20,7 @@ def result(name="listops-base", seed=0, test=0.62, **other):
         "partial": False,
         "accuracy": {"val": 0.5, "test": test},
         "merged_accuracy": {"val": 0.5, "test": test},
-        "watched": "val/accuracy",
+        "watched": "val/accuracy",  # codespell:ignore watched
         "epochs": 40,
         "parameters": 331_786,
         "seconds": 3725.4,
@@ -146,7 +146,9 @@ def test_chance_in_the_paper_gives_no_difference():
 
 def test_notes_list_what_differs_from_the_paper():
     changed = ran("text-base", "limit_train=5", "limit_eval=2", "rate=0.5", "epochs=3")
-    assert report.notes(changed | {"watched": "test/accuracy", "examples": {"train": 60}}) == [
+    assert report.notes(
+        changed | {"watched": "test/accuracy", "examples": {"train": 60}}
+    ) == [  # codespell:ignore watched
         "5 batches an epoch",
         "2 batches evaluated",
         "trained at rate 0.5",

@@ -16,7 +16,7 @@ from ..config import BackboneOptions, PoolingOptions, StageOptions, check_constr
 class TaskOptions:
     """What the run trains on."""
 
-    name: str = option("run", "name of the run: of its folder and in tables of results")
+    name: str = option("run", "name of the run; by default the experiment and what differs from it")
     task: str = option("listops", "name of the task; `mrconv data list` prints them")
     task_options: dict[str, Any] = option({}, "options of the task; task.KEY=VALUE sets one")
     data: str = option("", 'path of custom data (task "folder")')

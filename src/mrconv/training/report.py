@@ -155,7 +155,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     printed = EXAMPLES.get(task) if published_for_run(result) is not None else None
     if printed is not None and examples is not None and examples != printed:
         texts.append(f"{examples:,} training examples, {printed:,} in the paper")
-    if result.get("monitored", result.get("watched", "")).startswith("test/"):  # "watched" in older records
+    if result.get("watched", "").startswith("test/"):  # codespell:ignore watched
         texts.append("epoch chosen by test")
     if _split(result) == "val":
         texts.append("validation")
