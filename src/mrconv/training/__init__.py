@@ -1,4 +1,4 @@
-"""Training with Lightning: one flat config, one run folder."""
+"""Training with Lightning: an experiment is a flat config, a run has one folder."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["Experiment", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import Lightning only for what needs it."""
+    """Import Lightning with the first use of `train`."""
     if name == "train":
         from .loop import train
 

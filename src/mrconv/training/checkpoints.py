@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and hold numbers only."""
+"""Checkpoints: written atomically, read without executing code, valid to resume from."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from mrconv._utils.files import atomic_write
 from mrconv.tasks import Prepared
 
 from .datamodule import TaskData
-from .module import NotFinite
+from .module import NonFiniteError
 from .scores import Score
 
-ASK_EVERY = 50  # batches between two times that several processes ask each other whether to save or to stop
+SYNC_EVERY = 50  # batches between two exchanges of processes about saving or stopping
 LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
 
 
 class AtomicIO(CheckpointIO):
-    """Writes beside the file and renames; reads tensors and plain values, and never code."""
+    """Writes checkpoints atomically; reads tensors and plain values only, never code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint, or leave the one that was there."""
+        """Write a checkpoint; if that fails, the previous file stays."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as draft, draft.open("wb") as file:
@@ -56,31 +56,31 @@ class AtomicIO(CheckpointIO):
 
 
 class Checkpoints(Callback):
-    """Keeps the last checkpoint, the one before it, the best by the watched score, and a table of all scores."""
+    """Saves the last checkpoint, the previous one, the best by the monitored score, and a table of all scores."""
 
     def __init__(self, folder: Path, data: TaskData, metric: Score, minutes: float) -> None:
-        self.folder, self.metric, self.every = folder, metric, 60 * minutes
-        self.watched, self.loss = f"{data.watched}/{metric.name}", f"{data.watched}/loss"
-        self.data = described(data.data)
+        self.folder, self.metric, self.interval = folder, metric, 60 * minutes
+        self.monitored, self.loss = f"{data.monitored}/{metric.name}", f"{data.monitored}/loss"
+        self.data = data_summary(data.data)
         self.history: list[dict[str, float]] = []
         self.best: float | None = None
         self.best_epoch = -1
-        self.sound = False  # whether the last checkpoint is one that this run came from or wrote
-        self.asked = False  # to stop, as one of several processes
-        self.between = False  # two batches of training: where a run can be stopped and go on
-        self.before = 0.0  # seconds of training before this process began
-        self.started = self.saved = time.monotonic()
-        self.random: list[dict[str, Any]] = []  # by process, to go on with
+        self.last_is_valid = False  # whether this run resumed from the last checkpoint or wrote it
+        self.stop_requested = False  # by a signal to this process of several
+        self.between_batches = False  # of training: the only place from which a run can resume
+        self.previous_seconds = 0.0  # of training in earlier processes
+        self.started = self.saved_at = time.monotonic()
+        self.random_states: list[dict[str, Any]] = []  # of each process, to resume with
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Keep this state, as the best one too if it is."""
+        """Save the state, also as the best one if it is."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        found = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         lr = trainer.optimizers[0].param_groups[0]["lr"]
-        self.history.append({"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": lr, **found})
-        score = found[self.watched]
-        better = math.isfinite(found[self.loss]) and (self.best is None or self.metric.better(score, self.best))
+        self.history.append({"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": lr, **metrics})
+        score = metrics[self.monitored]
+        better = math.isfinite(metrics[self.loss]) and (self.best is None or self.metric.better(score, self.best))
         if better:
             self.best, self.best_epoch = score, trainer.current_epoch
         self.save(trainer, module)
@@ -92,117 +92,119 @@ class Checkpoints(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep this state if the last one was kept long ago; after an epoch's last batch, validation comes first.
+        """Save the state if the last save was long ago; after an epoch's last batch, validation comes first.
 
-        Several processes ask each other, now and then, so that all do the same at the same step.
+        Several processes exchange their decisions every SYNC_EVERY batches, so that all save or stop at the same step.
         """
-        self.between, several = not trainer.is_last_batch, trainer.world_size > 1
-        if not self.between or (several and batch_idx % ASK_EVERY):
+        self.between_batches, distributed = not trainer.is_last_batch, trainer.world_size > 1
+        if not self.between_batches or (distributed and batch_idx % SYNC_EVERY):
             return
-        late = bool(self.every) and time.monotonic() - self.saved > self.every
-        if several:
-            if trainer.strategy.reduce_boolean_decision(self.asked, all=False):
+        due = bool(self.interval) and time.monotonic() - self.saved_at > self.interval
+        if distributed:
+            if trainer.strategy.reduce_boolean_decision(self.stop_requested, all=False):
                 raise SIGTERMException
-            late = trainer.strategy.reduce_boolean_decision(late, all=False)
-        if late:
+            due = trainer.strategy.reduce_boolean_decision(due, all=False)
+        if due:
             self.save(trainer, module)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Know that a step is under way."""
-        self.between = False
+        """Note that a step has started."""
+        self.between_batches = False
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        """Keep this state when a scheduler asks to stop between two batches of training, and all is well."""
-        if isinstance(exception, SIGTERMException) and self.between:
-            with contextlib.suppress(NotFinite):
+        """Save the state when SIGTERM stops the run between two batches of training, if it is finite."""
+        if isinstance(exception, SIGTERMException) and self.between_batches:
+            with contextlib.suppress(NonFiniteError):
                 self.save(trainer, module)
 
-    def ask(self, *_: Any) -> None:
-        """Take a scheduler's signal to one of several processes: they stop together, soon."""
-        self.asked = True
+    def request_stop(self, *_: Any) -> None:
+        """Handle SIGTERM in one of several processes: all stop together at the next exchange."""
+        self.stop_requested = True
 
     def save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Write the last checkpoint if weights are finite; what was the last, unless damaged, becomes the previous."""
+        """Write the last checkpoint if weights are finite; a valid last checkpoint becomes the previous one."""
         module.check_finite()  # type: ignore[operator]
         last = self.folder / LAST
-        if trainer.is_global_zero and self.sound and last.exists():
+        if trainer.is_global_zero and self.last_is_valid and last.exists():
             _link(last, self.folder / PREVIOUS)
         trainer.save_checkpoint(last)
-        self.sound = True
-        self.saved = time.monotonic()
+        self.last_is_valid = True
+        self.saved_at = time.monotonic()
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add random states, the best score and all scores so far."""
+        """Add random states, the best score and the history of scores."""
         checkpoint["mrconv"] = {
             "best": self.best,
             "best_epoch": self.best_epoch,
             "history": self.history,
             "seconds": self.seconds,
-            "random": _of_all(random_states(), trainer.world_size),
+            "random": _gather(get_random_states(), trainer.world_size),
             "data": self.data,
         }
 
     @property
     def seconds(self) -> float:
-        """Return how long the run has trained, over all processes that went on with it."""
-        return self.before + time.monotonic() - self.started
+        """The training time of the run in seconds, over all its processes."""
+        return self.previous_seconds + time.monotonic() - self.started
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take the scores; random states are set when training begins, after all that draws before it."""
+        """Restore the scores; `on_train_start` sets random states, after all other uses of random numbers."""
         self.restore(checkpoint["mrconv"])
 
-    def restore(self, own: dict[str, Any]) -> None:
-        """Take what a checkpoint keeps of a run."""
-        self.best, self.best_epoch, self.random = own["best"], own["best_epoch"], own["random"]
-        self.history, self.before = own["history"], own["seconds"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `on_save_checkpoint` saved."""
+        self.best, self.best_epoch, self.random_states = state["best"], state["best_epoch"], state["random"]
+        self.history, self.previous_seconds = state["history"], state["seconds"]
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Set the random states of a checkpoint, or begin with other numbers in every process; count the time."""
+        """Set the random states of a checkpoint, or a different seed in every process; start the clock."""
         self.started = time.monotonic()
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
-            # Lightning's broadcasts where the signal falls, and waits there for ever if the others are elsewhere.
-            signal.signal(signal.SIGTERM, self.ask)
-        if len(self.random) == trainer.world_size:
-            set_random_states(self.random[trainer.global_rank])
+            # Lightning's handler broadcasts at once, and blocks if the other processes are elsewhere.
+            signal.signal(signal.SIGTERM, self.request_stop)
+        if len(self.random_states) == trainer.world_size:
+            set_random_states(self.random_states[trainer.global_rank])
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)
-        self.random = []
+        self.random_states = []
 
 
-def described(data: Prepared) -> dict[str, Any]:
-    """Return what must be the same of data that a run goes on with."""
+def data_summary(data: Prepared) -> dict[str, Any]:
+    """Return the properties of data that must not change when a run resumes."""
     examples = {name: len(split) for name, split in data.splits.items()}
     return {"examples": examples, "classes": list(data.classes), "vocabulary": list(data.vocabulary)}
 
 
-def check_data(checkpoint: Path, data: Prepared) -> None:
-    """Refuse to go on with other data than a checkpoint's."""
-    own = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["mrconv"]
-    here = described(data)
-    for name, there in own.get("data", here).items():
-        if there != here[name]:
-            told = f"{name} were {there!s:.200} and are {here[name]!s:.200}"
-            raise ValueError(f"{checkpoint} comes from other data: {told}; give another name or out to train on these")
+def check_same_data(checkpoint: Path, data: Prepared) -> None:
+    """Reject data that differs from the data of a checkpoint."""
+    state = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["mrconv"]
+    current = data_summary(data)
+    for name, saved in state.get("data", current).items():
+        if saved != current[name]:
+            change = f"{name} were {saved!s:.200} and are {current[name]!s:.200}"
+            raise ValueError(
+                f"{checkpoint} was trained on other data: {change}; give another name or out to train on this data"
+            )
 
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
-    """Write a table, all of it or nothing."""
+    """Write a table atomically."""
     with atomic_write(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[-1]))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _of_all(value: dict[str, Any], processes: int) -> list[dict[str, Any]]:
-    """Return what every process has, in order."""
-    found = [value] * processes
+def _gather(value: dict[str, Any], processes: int) -> list[dict[str, Any]]:
+    """Return the values of all processes, in order of rank."""
+    values = [value] * processes
     if processes > 1:
-        torch.distributed.all_gather_object(found, value)
-    return found
+        torch.distributed.all_gather_object(values, value)
+    return values
 
 
-def random_states() -> dict[str, Any]:
-    """Return the states of all generators that a run draws from, as plain values."""
+def get_random_states() -> dict[str, Any]:
+    """Return the states of all random generators of a run, as plain values."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": list(random.getstate()[1]),
@@ -213,7 +215,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Set the states of all generators."""
+    """Set the states of all random generators."""
     random.setstate((3, tuple(states["python"]), None))
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
@@ -223,7 +225,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, in one step; no second copy where the file system can."""
+    """Replace `target` by a hard link to `source`, or by a copy where the file system has no links."""
     with atomic_write(target) as draft:
         draft.unlink(missing_ok=True)
         try:
@@ -232,31 +234,31 @@ def _link(source: Path, target: Path) -> None:
             draft.write_bytes(source.read_bytes())
 
 
-def settle(folder: Path, checkpoint: Path) -> int:
-    """Do again what a kill may have cut short after a checkpoint was written at an epoch's end; return its step."""
-    read = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    own, step = read["mrconv"], read["global_step"]
-    if own["history"]:
-        write_csv(folder / METRICS, own["history"])
-        ended = own["history"][-1]
-        if (ended["epoch"], ended["step"]) == (own["best_epoch"] + 1, step):
+def restore_files(folder: Path, checkpoint: Path) -> int:
+    """Write the metrics table and the best checkpoint again, which a kill may have prevented; return the step."""
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    state, step = content["mrconv"], content["global_step"]
+    if state["history"]:
+        write_csv(folder / METRICS, state["history"])
+        last = state["history"][-1]
+        if (last["epoch"], last["step"]) == (state["best_epoch"] + 1, step):
             _link(checkpoint, folder / BEST)
     return step
 
 
-def last_good(folder: Path, names: Sequence[str] = (LAST, PREVIOUS, BEST)) -> Path | None:
-    """Return the newest checkpoint that can be read; one that cannot is named in a warning."""
+def latest_valid_checkpoint(folder: Path, names: Sequence[str] = (LAST, PREVIOUS, BEST)) -> Path | None:
+    """Return the first checkpoint that can be read; warn about those that cannot."""
     for name in names:
         path = folder / name
         if not path.exists():
             continue
         try:
-            known = "mrconv" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
+            ours = "mrconv" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
             with zipfile.ZipFile(path) as file:
-                damaged = file.testzip()  # tensors too, whose checksums torch does not look at
-            if known and damaged is None:
+                damaged = file.testzip()  # includes tensors, whose checksums torch does not verify
+            if ours and damaged is None:
                 return path
-            reason = f"{damaged} in it is damaged" if known else "it is not a checkpoint of mrconv"
+            reason = f"{damaged} in it is damaged" if ours else "it is not a checkpoint of mrconv"
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(f"{path} cannot be read and is not used: {reason}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""The Lightning data module: a task's splits through the loader that suits the machine."""
+"""The Lightning data module: the splits of a task, with the loader that suits the machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,20 @@ from mrconv.tasks.randaugment import rand_augment
 from .experiment import Experiment
 from .image_augmentation import augment
 
-ROOM = 0.25  # of a GPU's memory that a resident training split may take
-PICTURES = ("depths", "dims", "kernel_sizes", "drop_path", "randaugment", "crop", "flip", "erasing", "mixup", "cutmix")
-EVALUATED = 4  # times the rows of a training batch go through a model that keeps nothing for a backward pass
+RESIDENT_FRACTION = 0.25  # of a GPU's memory that a resident split may occupy
+IMAGE_KEYS = (
+    "depths",
+    "dims",
+    "kernel_sizes",
+    "drop_path",
+    "randaugment",
+    "crop",
+    "flip",
+    "erasing",
+    "mixup",
+    "cutmix",
+)
+EVALUATION_BATCHES = 4  # evaluation needs no memory for a backward pass: its batches are this many times larger
 
 
 def make_task(experiment: Experiment) -> Task:
@@ -36,7 +47,7 @@ def make_task(experiment: Experiment) -> Task:
 
 
 def prepare(experiment: Experiment, progress: Progress = no_progress) -> Prepared:
-    """Return the experiment's data, at its rate."""
+    """Return the experiment's data at its sampling rate."""
     data = make_task(experiment).prepare(progress)
     return data if experiment.rate == 1 else data.decimated(experiment.rate)
 
@@ -50,9 +61,10 @@ def make_loader(
     limit: int = 0,
     **options: Any,
 ) -> BatchLoader:
-    """Return a loader that holds the split on a device, or reads it from disk if that is None; a text is held.
+    """Return a loader that keeps the split on a device or, if that is None, reads it from disk; text is always kept.
 
-    With a limit, it has so many batches of those to evaluate.
+    Args:
+        limit: the number of batches, spread over the split; 0 for all.
     """
     loader: BatchLoader
     if data.encoder == "text":
@@ -62,12 +74,12 @@ def make_loader(
     else:
         loader = data_loader(data, split, batch_size, workers=workers, **options)
     if limit:
-        loader.plan = Spread(limit, loader.plan)
+        loader.plan = SpreadPlan(limit, loader.plan)
     return loader
 
 
-class Spread(BatchPlan):
-    """Some of a plan's batches, from the first to the last: where rows go by length or class, of all of these."""
+class SpreadPlan(BatchPlan):
+    """A number of batches spread evenly over a plan, so that a split ordered by length or class is represented."""
 
     def __init__(self, limit: int, plan: BatchPlan) -> None:
         super().__init__(plan.examples, plan.batch_size, plan.train, plan.seed, plan.rank, plan.world, plan.lengths)
@@ -77,41 +89,41 @@ class Spread(BatchPlan):
         return min(self.limit, super().__len__())
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Return the examples of these batches, each from the middle of its share of all batches."""
+        """Return the examples of these batches, each from the middle of its part of the plan."""
         every = super().batches(epoch)
         return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))]
 
 
 class TaskData(pl.LightningDataModule):
-    """Loaders for training, validation and test; without a validation split, test is what is watched."""
+    """Loaders for training, validation and test; without a validation split, test is monitored."""
 
     def __init__(self, experiment: Experiment, data: Prepared) -> None:
         super().__init__()
         self.experiment, self.data = experiment, data
         if "train" not in data.splits or not {"val", "test"} & set(data.splits):
             raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
-        given = [name for name in PICTURES if getattr(experiment, name)]
+        given = [name for name in IMAGE_KEYS if getattr(experiment, name)]
         if given and data.encoder != "image":
-            raise ValueError(f"{', '.join(given)} cannot be used: {data.name} is no task of pictures")
+            raise ValueError(f"{', '.join(given)} can only be used with images; {data.name} is not a task of images")
         if experiment.randaugment and not data.facts.get("files"):
-            raise ValueError(f"randaugment is for pictures in files; those of {data.name} are arrays")
-        self.watched = "val" if "val" in data.splits else "test"
+            raise ValueError(f"randaugment needs image files; {data.name} has arrays")
+        self.monitored = "val" if "val" in data.splits else "test"
         self.evaluated = [name for name in ("val", "test") if name in data.splits]
-        self.shapes = self._shapes()  # that training batches have, at most
+        self.shapes = self._max_shapes()  # of training batches
         self.loaders: dict[str, BatchLoader] = {}
 
-    def _shapes(self) -> float:
+    def _max_shapes(self) -> float:
         if self.data.splits["train"].offsets is None or self.experiment.pad == "max":
             return 1
         return math.inf if self.experiment.pad == "batch" else math.ceil(self.data.length / self.experiment.pad)
 
     def steps_per_epoch(self, world: int) -> int:
-        """Return how many batches of training an epoch has."""
+        """Return the number of training batches of an epoch."""
         n = self.data.examples_per_epoch("train", True) // (self.experiment.batch_size * world)
         return min(n, self.experiment.limit_train or n)
 
     def loader(self, split: str, train: bool, device: torch.device, rank: int = 0, world: int = 1) -> BatchLoader:
-        """Return a loader, the same one every time."""
+        """Return the loader of a split, created at the first call."""
         e, key = self.experiment, f"{split}, {train}"
         if key not in self.loaders:
             options: dict[str, Any] = {"seed": e.seed, "rank": rank, "world": world, "pad": e.pad, "train": train}
@@ -120,43 +132,45 @@ class TaskData(pl.LightningDataModule):
                 options |= {"workers": e.workers, "pin_memory": device.type == "cuda"}
                 if e.randaugment and train:
                     options["augment"] = functools.partial(rand_augment, magnitude=e.randaugment)
-            size, limit = (e.batch_size, 0) if train else (EVALUATED * e.batch_size, e.limit_eval)
-            place, bucket = device if resident else None, e.bucket or not train
-            self.loaders[key] = make_loader(self.data, split, size, place, limit=limit, bucket=bucket, **options)
+            size, limit = (e.batch_size, 0) if train else (EVALUATION_BATCHES * e.batch_size, e.limit_eval)
+            options |= {"limit": limit, "bucket": e.bucket or not train}
+            self.loaders[key] = make_loader(self.data, split, size, device if resident else None, **options)
         return self.loaders[key]
 
     def _fits(self, split: str, device: torch.device) -> bool:
         if device.type != "cuda":
             return False
-        rows = self.data.splits[split]
-        if rows.x.dtype.kind == "S":  # names of files
+        examples = self.data.splits[split]
+        if examples.x.dtype.kind == "S":  # file names
             return False
-        size = rows.x.nbytes if rows.offsets is None else len(rows) * int(rows.lengths.max()) * rows.x.itemsize
-        return size < ROOM * torch.cuda.get_device_properties(device).total_memory
+        size = examples.x.nbytes
+        if examples.offsets is not None:
+            size = len(examples) * int(examples.lengths.max()) * examples.x.itemsize
+        return size < RESIDENT_FRACTION * torch.cuda.get_device_properties(device).total_memory
 
-    def _own(self, split: str, train: bool) -> BatchLoader:
+    def _loader(self, split: str, train: bool) -> BatchLoader:
         trainer = self.trainer
         assert trainer is not None
         device = trainer.strategy.root_device
         return self.loader(split, train, device, trainer.global_rank, trainer.world_size)
 
     def train_dataloader(self) -> BatchLoader:
-        """Return the loader, at the beginning of this epoch."""
+        """Return the training loader at the start of the current epoch."""
         assert self.trainer is not None
-        loader = self._own("train", True)
+        loader = self._loader("train", True)
         loader.set_epoch(self.trainer.current_epoch)
         return loader
 
     def val_dataloader(self) -> list[BatchLoader]:
-        """Return those of validation and test; of test alone where there is no validation."""
-        return [self._own(name, False) for name in self.evaluated]
+        """Return the loaders of the evaluated splits."""
+        return [self._loader(name, False) for name in self.evaluated]
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch."""
+        """Move a batch to a device."""
         return batch.to(device, non_blocking=True)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Change a training batch of pictures."""
+        """Augment a training batch of images."""
         if self.data.encoder != "image" or self.trainer is None or not self.trainer.training:
             return batch
         return augment(batch, self.experiment, len(self.data.classes))

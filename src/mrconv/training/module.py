@@ -1,9 +1,8 @@
-"""The Lightning module: model, loss, metrics, optimizer."""
+"""The Lightning module: model, loss, scores and optimizer."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,28 +11,24 @@ import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import Metric, SumMetric
 
-from mrconv import LanguageModel, MRConv, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
-from mrconv.block import MRConvBlock
+from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.config import BackboneOptions, values_of
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
 from mrconv.tasks.window_loader import IGNORED
-from mrconv.vision.convnext_blocks import ConvNeXtBlock
 
+from .compilation import compile_blocks
 from .cuda_graphs import GraphedStep
 from .experiment import Experiment
 from .image_model import build_image_model
 from .schedule import cosine_with_warmup
-from .scores import Score
+from .scores import RunningScore, Score
 
-CHECK_EVERY = 100  # steps between looks at losses and weights, each of which waits for the device
-MOST_SHAPES = 64  # of batches that blocks are compiled for; torch's own limit of 8 is fewer than paddings may make
-WORTH_COMPILING = 5000  # steps of each shape: at some milliseconds saved each, they are a few times what it takes
+CHECK_EVERY = 100  # steps between checks of losses and weights, each of which synchronises with the device
 
 
-class NotFinite(RuntimeError):
+class NonFiniteError(RuntimeError):
     """The loss or a weight is NaN or infinite."""
 
 
@@ -43,7 +38,9 @@ def build_model(experiment: Experiment, data: Prepared) -> Model:
     if data.encoder == "image":
         return build_image_model(e, data)
     if data.encoder not in ("tokens", "values", "text") or bool(data.classes) == (data.encoder == "text"):
-        raise ValueError(f"{data.name} is not a task of classifying sequences or pictures, or of predicting text")
+        raise ValueError(
+            f"{data.name} is neither a task of classifying sequences or images, nor a language modelling task"
+        )
     options: dict[str, Any] = (
         {"d_input": data.channels} if data.encoder == "values" else {"vocab_size": len(data.vocabulary)}
     )
@@ -56,7 +53,7 @@ def build_model(experiment: Experiment, data: Prepared) -> Model:
 
 
 def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
-    """Return a model's logits for a batch, of one sequence each, of pairs or of pictures."""
+    """Return the logits of a model for a batch of sequences, pairs or images."""
     if batch.x.ndim == 4:
         return model(batch.x)
     if batch.x2 is None:
@@ -64,33 +61,24 @@ def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
     return model(batch.x, batch.x2, batch.lengths, batch.lengths2, rate=rate)
 
 
-def cross_entropy(found: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the mean over labels y (...) that are not ignored, or shares (..., classes), for logits (..., classes)."""
-    labels = y.flatten(0, -2) if y.is_floating_point() else y.flatten()
-    found = found.float().flatten(0, -2)
-    return F.cross_entropy(found, labels, ignore_index=IGNORED, label_smoothing=smoothing)
+def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the mean cross-entropy of logits (..., classes) over labels that are not ignored.
 
-
-def compile_blocks(model: nn.Module, few_shapes: bool = True) -> None:
-    """Have each block run compiled, by code for the very shape of a batch if there are few.
-
-    Blocks that are alike share it. Weights, their names and copies of the model are what they were, not compiled.
+    Labels y are integers (...), or probabilities (..., classes).
     """
-    torch._dynamo.config.recompile_limit = MOST_SHAPES
-    for module in model.modules():
-        if isinstance(module, (MRConvBlock, ConvNeXtBlock)):
-            module.compile(dynamic=False if few_shapes else None)
-
-
-def worth_compiling(model: nn.Module, steps: int, shapes: float) -> bool:
-    """Tell whether a run of so many steps on one GPU, in so many shapes of batches, is faster with compiled blocks."""
-    blocks = any(isinstance(module, MRConvBlock) and isinstance(module.layer, MRConv) for module in model.modules())
-    many = shapes <= MOST_SHAPES and steps >= WORTH_COMPILING * shapes
-    return blocks and importlib.util.find_spec("triton") is not None and many
+    labels = y.flatten(0, -2) if y.is_floating_point() else y.flatten()
+    return F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 class Training(pl.LightningModule):
-    """Training by cross-entropy, of a class for every example or of every next token."""
+    """Training by cross-entropy, for one class per example or for each next token.
+
+    Args:
+        metric: the score of the task.
+        evaluated: the splits of validation.
+        few_shapes: whether batches have few shapes, so that a CUDA graph can be kept for each.
+        compiled: whether to compile the blocks.
+    """
 
     def __init__(
         self,
@@ -104,58 +92,59 @@ class Training(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.experiment, self.model, self.steps_per_epoch = experiment, model, steps_per_epoch
-        self.evaluated = tuple(evaluated)  # the splits that validation goes through
-        self.few_shapes = few_shapes  # of batches, so that a graph can be kept for each
+        self.evaluated, self.few_shapes = tuple(evaluated), few_shapes
         if compiled:
             compile_blocks(model, few_shapes)
-        self.automatic_optimization = False  # a graph holds forward and backward
-        self.graphed: GraphedStep | None = None
-        self.merged: list[nn.Module] = []  # while validating; a list, so that it is no part of this module
-        self.scores = nn.ModuleDict({name: Scores(metric) for name in ("fitted", *evaluated)})
-        self.recent: list[Tensor] = []  # losses since the last look
-        self.rates: list[float] = []  # the learning rate of each
+        self.automatic_optimization = False  # a CUDA graph contains forward and backward
+        self.graphed_step: GraphedStep | None = None
+        self.merged: list[nn.Module] = []  # during validation; in a list, so that it is not a submodule
+        self.scores = nn.ModuleDict({name: RunningScore(metric) for name in ("fitted", *evaluated)})
+        self.recent: list[Tensor] = []  # losses since the last check
+        self.rates: list[float] = []  # their learning rates
 
     def on_train_start(self) -> None:
-        """Keep what a checkpoint holds of an epoch's scores, the first process's, in that one only; prepare graphs."""
+        """Keep the scores of a checkpoint, which are those of all processes, in rank zero only; set up CUDA graphs."""
         if self.global_rank > 0:
-            self._scores("fitted").reset()
-        alone = self.device.type == "cuda" and self.trainer.world_size == 1
-        if self.experiment.graphs and alone and self.few_shapes:
-            self.graphed = GraphedStep(self.pass_through, self.model)
+            self._score("fitted").reset()
+        single_gpu = self.device.type == "cuda" and self.trainer.world_size == 1
+        if self.experiment.graphs and single_gpu and self.few_shapes:
+            self.graphed_step = GraphedStep(self.forward_backward, self.model)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """Take a step; return the loss."""
+        """Run an optimizer step; return the loss."""
         e, optimizer = self.experiment, self.optimizers(use_pl_optimizer=True)
         assert isinstance(optimizer, LightningOptimizer)
-        if self.graphed is None:
+        if self.graphed_step is None:
             optimizer.zero_grad()
-            loss, found = self.pass_through(batch)
+            loss, output = self.forward_backward(batch)
         else:
-            loss, found = (x.clone() for x in self.graphed(batch))
+            loss, output = (x.clone() for x in self.graphed_step(batch))
         if e.clip:
             self.clip_gradients(optimizer.optimizer, e.clip, "norm")
         rate = optimizer.optimizer.param_groups[0]["lr"]
         optimizer.step()
         self.lr_schedulers().step()  # type: ignore[union-attr]
-        labels = batch.y.argmax(-1) if batch.y.is_floating_point() else batch.y  # of mixed pictures, the larger share's
-        self._scores("fitted").add(found, labels, loss)
+        labels = (
+            batch.y.argmax(-1) if batch.y.is_floating_point() else batch.y
+        )  # of mixed images, the more probable class
+        self._score("fitted").update(output, labels, loss)
         self.recent.append(loss)
         self.rates.append(rate)
         if len(self.recent) == CHECK_EVERY:
             self.check_finite()
         return loss
 
-    def pass_through(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Go forward and back; return the loss and the logits."""
-        found = logits(self.model, batch)
-        loss = cross_entropy(found, batch.y, self.experiment.label_smoothing)
+    def forward_backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the gradients; return the loss and the logits."""
+        output = logits(self.model, batch)
+        loss = cross_entropy(output, batch.y, self.experiment.label_smoothing)
         with torch.autocast(self.device.type, enabled=False):
             self.manual_backward(loss)
-        return loss.detach(), found.detach()
+        return loss.detach(), output.detach()
 
     @torch.no_grad()
     def check_finite(self) -> None:
-        """Stop if a loss since the last look was not finite, or a weight is not; this waits for the device once."""
+        """Raise NonFiniteError if a loss since the last check, or a weight, is not finite."""
         if not self.recent:
             return
         weights = [x for x in (*self.model.parameters(), *self.model.buffers()) if x.is_floating_point()]
@@ -164,92 +153,56 @@ class Training(pl.LightningModule):
         rates, self.recent, self.rates = self.rates, [], []
         if all(finite):
             return
-        bad, last = finite.index(False), len(rates) - 1
-        step = self.global_step - last + min(bad, last)
-        what = f"the loss at step {step} is" if bad <= last else f"weights after step {step} are"
-        raise NotFinite(f"{what} not finite (learning rate {rates[min(bad, last)]:.2g})")
+        first, last = finite.index(False), len(rates) - 1
+        step = self.global_step - last + min(first, last)
+        what = f"the loss at step {step} is" if first <= last else f"weights after step {step} are"
+        raise NonFiniteError(f"{what} not finite (learning rate {rates[min(first, last)]:.2g})")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Have a checkpoint hold an epoch's scores so far of all processes: the first one goes on with them."""
+        """Save the scores of all processes in the checkpoint, from which rank zero resumes."""
         if self.trainer.world_size == 1:
             return
-        for name, value in self._scores("fitted").state_dict(prefix="scores.fitted.").items():
+        for name, value in self._score("fitted").state_dict(prefix="scores.fitted.").items():
             total = value.clone()
             torch.distributed.all_reduce(total)
-            for states in ("state_dict", "current_model_state"):  # with averaged weights, the second has the others
+            for states in ("state_dict", "current_model_state"):  # with averaged weights, the second holds the scores
                 if name in checkpoint.get(states, {}):
                     checkpoint[states][name] = total
 
     def on_validation_epoch_start(self) -> None:
-        """Look at losses and weights, before spoilt ones are merged; go by what is saved, the first process's."""
+        """Check losses and weights before merging; use the buffers of rank zero, which checkpoints hold."""
         self.check_finite()
         if self.trainer.world_size > 1:
             for buffer in self.model.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
     def validation_step(self, batch: Batch, index: int, dataloader_idx: int = 0) -> None:
-        """Score a batch of one of the evaluated splits, with kernels merged once for all batches where possible."""
+        """Score a batch of an evaluated split, with kernels merged once for all batches where possible."""
         if not self.merged:
-            alone = self.trainer.world_size == 1  # else parameters may be in pieces
-            self.merged.append(reparameterize(copy.deepcopy(self.model)) if alone else self.model)
-        found = logits(self.merged[0], batch)
-        self._scores(self.evaluated[dataloader_idx]).add(found, batch.y, cross_entropy(found, batch.y))
+            single = self.trainer.world_size == 1  # otherwise parameters may be sharded
+            self.merged.append(reparameterize(copy.deepcopy(self.model)) if single else self.model)
+        output = logits(self.merged[0], batch)
+        self._score(self.evaluated[dataloader_idx]).update(output, batch.y, cross_entropy(output, batch.y))
 
     def on_validation_epoch_end(self) -> None:
-        """Log all of them, and the training that went before."""
+        """Log the scores of training and of all evaluated splits."""
         self.merged.clear()
         self._log("fitted", "train")
         for name in self.evaluated:
             self._log(name, name)
 
-    def _log(self, scores: str, name: str) -> None:
-        found = self._scores(scores).take()
-        self.log_dict({f"{name}/{key}": value for key, value in found.items()}, add_dataloader_idx=False)
+    def _log(self, score: str, split: str) -> None:
+        means = self._score(score).compute_and_reset()
+        self.log_dict({f"{split}/{key}": value for key, value in means.items()}, add_dataloader_idx=False)
 
-    def _scores(self, name: str) -> Scores:
+    def _score(self, name: str) -> RunningScore:
         return self.scores[name]  # type: ignore[return-value]
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW with the paper's groups, and its schedule."""
+        """Return AdamW with the paper's parameter groups, and the schedule."""
         e = self.experiment
         groups = param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr)
         optimizer = torch.optim.AdamW(groups, fused=(self.device.type == "cuda" and not e.clip) or None)
         warmup, total = round(e.warmup_epochs * self.steps_per_epoch), e.epochs * self.steps_per_epoch
         schedule = cosine_with_warmup(optimizer, warmup, total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-class Scores(nn.Module):
-    """Mean loss and score of the examples so far; over all processes when computed."""
-
-    def __init__(self, metric: Score) -> None:
-        super().__init__()
-        self.metric = metric
-        # without its checks, each of which would wait for the device at every step
-        self.loss, self.total, self.count = (SumMetric(nan_strategy="disable") for _ in range(3))
-        for each in self._metrics():
-            each.set_dtype(torch.float64)
-            each.persistent(True)  # kept in checkpoints, so that an epoch that was interrupted counts whole
-
-    def _metrics(self) -> tuple[Metric, ...]:
-        return self.loss, self.total, self.count
-
-    def add(self, found: Tensor, y: Tensor, loss: Tensor) -> None:
-        """Take in a batch and its mean loss."""
-        total, count = self.metric.sums(found, y, loss)
-        for each, value in zip(self._metrics(), (loss * count, total, count), strict=True):
-            each.update(value)
-
-    def take(self) -> dict[str, Tensor]:
-        """Return both and begin again; nothing if there was no batch."""
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        if alone and not self.count.update_called:
-            return {}
-        loss, total, count = (each.compute() for each in self._metrics())
-        self.reset()
-        return {"loss": loss / count, self.metric.name: total / count}
-
-    def reset(self) -> None:
-        """Begin again."""
-        for each in self._metrics():
-            each.reset()

@@ -1,7 +1,8 @@
-"""What a run leaves behind besides its weights: its config, its environment, its result."""
+"""The files of a run folder besides weights and figures: lock, config, environment and result."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -25,40 +26,46 @@ import mrconv
 from .._utils.files import atomic_write
 from .._utils.revision import revision
 from ..hub import MERGED, MODEL, read_json
+from .experiment import Experiment
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
 LOCK = ".lock"
-PATIENCE = 10  # seconds: the processes that read data for one that was killed live on for five
+LOCK_TIMEOUT = 10  # seconds: the data workers of a killed process exit after five
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
+CHANGEABLE_ON_RESUME = {
+    "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "graphs", "backend",
+    "checkpoint_minutes", "wandb", "out",
+}  # fmt: skip
+"""Keys of an experiment that may differ when a run resumes."""
 
 
-def first_process() -> bool:
-    """Whether this process is alone or, of several that train together, the one that writes and tells."""
+def is_rank_zero() -> bool:
+    """Return whether this process is the only one of a run, or the first of several."""
     from pytorch_lightning.utilities import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Refuse a run folder that another process works in; of several that train together, the first stands for all."""
-    if not first_process():
+def run_lock(folder: Path) -> Iterator[None]:
+    """Lock a run folder against other runs; in a distributed run, rank zero holds the lock for all processes."""
+    if not is_rank_zero():
         yield
         return
     with (folder / LOCK).open("a") as file:
-        late = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + LOCK_TIMEOUT
         try:
-            while not _locked(file):
-                if time.monotonic() > late:
-                    raise ValueError(f"another process is at work in {folder}")
+            while not _try_lock(file):
+                if time.monotonic() > deadline:
+                    raise ValueError(f"another process is training in {folder}")
                 time.sleep(0.2)
-        except (ImportError, OSError):  # no such locks on this system, or this file system
-            warnings.warn(f"{folder} cannot be locked: see to it that no other process trains there", stacklevel=3)
+        except (ImportError, OSError):  # the operating system or the file system has no such locks
+            warnings.warn(f"{folder} cannot be locked: make sure that no other process trains there", stacklevel=3)
         yield
 
 
-def _locked(file: IO[str]) -> bool:
-    """Whether a file could be locked for this process, which lets it go when it closes the file or ends."""
+def _try_lock(file: IO[str]) -> bool:
+    """Lock a file until it is closed; return whether that was possible."""
     import fcntl
 
     try:
@@ -68,19 +75,19 @@ def _locked(file: IO[str]) -> bool:
     return True
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove what processes that are gone were writing when they were killed."""
+def remove_stale_drafts(folder: Path) -> None:
+    """Remove the partly written files of processes that were killed."""
     for name in (MODEL, MERGED):
         for path in (folder / name).glob(".saving-*"):
             shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".*-*"):
         draft = re.fullmatch(r"\..+\.(?:ckpt|csv|json|yaml)-(\d{1,9})", path.name)
-        if draft and not _lives(int(draft[1])):
+        if draft and not _is_other_process(int(draft[1])):
             path.unlink(missing_ok=True)
 
 
-def _lives(pid: int) -> bool:
-    """Whether a process is there, besides this one."""
+def _is_other_process(pid: int) -> bool:
+    """Return whether a process of this id is running and is not this one."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -91,19 +98,49 @@ def _lives(pid: int) -> bool:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, all of it or nothing."""
+    """Write JSON atomically."""
     with atomic_write(path) as draft:
         draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:
-    """Write a config as YAML, all of it or nothing."""
+    """Write a config as YAML, atomically."""
     with atomic_write(path) as draft:
         draft.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
+def read_run(folder: Path) -> Experiment:
+    """Return the experiment of a run folder."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no {CONFIG}")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no keys and values")
+        return Experiment.make(values)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not the config of a run: {' '.join(str(error).split())}") from error
+
+
+def read_result(path: Path) -> Mapping[str, Any]:
+    """Return a result.json, given its path or its folder."""
+    return read_json(path / RESULT if path.is_dir() else path)
+
+
+def check_same_experiment(experiment: Experiment, folder: Path) -> None:
+    """Reject a folder that holds the config of another experiment."""
+    if not (folder / CONFIG).exists():
+        return
+    there, here = dataclasses.asdict(read_run(folder)), dataclasses.asdict(experiment)
+    different = [name for name in here if name not in CHANGEABLE_ON_RESUME and there[name] != here[name]]
+    if different:
+        values = ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here" for name in different[:3])
+        raise ValueError(f"{folder} holds another run ({values}): give another name or out, or remove it")
+
+
 def environment() -> dict[str, Any]:
-    """Return hardware, versions and the revision of the code."""
+    """Return the hardware, the versions of packages and the revision of the code."""
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -121,22 +158,22 @@ def environment() -> dict[str, Any]:
     }
 
 
-def going_on(now: dict[str, Any], path: Path, step: int) -> dict[str, Any]:
-    """Return the environment of a start at some step, with those before it, in a file, that trained those steps."""
-    there = read_json(path) if path.exists() else {}
-    earlier = [{"from_step": 0} | each for each in (*there.pop("before", []), there)]
+def environment_history(current: dict[str, Any], path: Path, step: int) -> dict[str, Any]:
+    """Return the environment of a run that starts or resumes at a step, with the recorded ones of earlier steps."""
+    recorded = read_json(path) if path.exists() else {}
+    earlier = [{"from_step": 0} | each for each in (*recorded.pop("before", []), recorded)]
     earlier = [each for each in earlier if each["from_step"] < step]
-    if earlier and earlier[-1] == earlier[-1] | now:
+    if earlier and earlier[-1] == earlier[-1] | current:
         step = earlier.pop()["from_step"]
-    return now | {"from_step": step, "before": earlier} if earlier else now
+    return current | {"from_step": step, "before": earlier} if earlier else current
 
 
-def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts on data that are plain values; the folder they lie in is the machine's."""
+def scalar_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scalar facts about data, without the folder, which differs between machines."""
     return {name: z for name, z in facts.items() if isinstance(z, str | int | float) and name != "root"}
 
 
-def command() -> str:
-    """Return the command that was typed, without the path of the program."""
+def command_line() -> str:
+    """Return the command line of this process, without the path of the program."""
     program = Path(sys.argv[0]).name
     return shlex.join(["mrconv" if program in ("mrconv", "__main__.py") else program, *sys.argv[1:]])

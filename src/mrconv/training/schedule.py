@@ -1,4 +1,4 @@
-"""The learning rate over a run."""
+"""The learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def cosine_factor(step: int, warmup: int, total: int) -> float:
-    """Return what step's learning rate is multiplied by: a linear rise over `warmup` steps, then half a cosine to 0."""
+    """Return the factor of the learning rate at a step: linear warm-up, then half a cosine to 0."""
     if step < warmup:
         return step / warmup
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
 
 
 def cosine_with_warmup(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
-    """Return the schedule, to be stepped after every step of the optimizer."""
+    """Return the schedule, which is stepped after every step of the optimizer."""
     return LambdaLR(optimizer, lambda step: cosine_factor(step, warmup, total))

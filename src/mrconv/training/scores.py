@@ -1,4 +1,4 @@
-"""What models are scored by: accuracy, or bits per character."""
+"""Scores of models, accuracy or bits per character, and their averages over examples."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import Metric, SumMetric
 
 from mrconv.tasks.window_loader import IGNORED
 
 
 class Score(ABC):
-    """A mean over examples, or over tokens."""
+    """A score that is a mean over examples or tokens."""
 
     name: ClassVar[str]
-    """In tables of metrics and in records."""
+    """The name in tables of metrics and in records."""
     label: ClassVar[str]
-    """Of an axis."""
+    """The label of an axis."""
     scale: ClassVar[float] = 1.0
-    """From what is recorded to what is shown."""
+    """The factor from recorded to plotted values."""
     higher: ClassVar[bool]
-    """Whether a higher score is a better one."""
+    """Whether higher is better."""
 
     @abstractmethod
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum over a batch's labels, of which `loss` is the mean cross-entropy, and how many there are."""
+        """Return the sum of the score over the labels of a batch and their number; `loss` is their mean loss."""
 
     def better(self, new: float, old: float) -> bool:
-        """Whether a score is better than another; every number is better than NaN."""
+        """Return whether a score is better than another; every number is better than NaN."""
         if math.isnan(old):
             return not math.isnan(new)
         return new > old if self.higher else new < old
@@ -40,7 +41,7 @@ class Score(ABC):
 
 
 class Accuracy(Score):
-    """The share of right answers."""
+    """The fraction of correct predictions."""
 
     name = "accuracy"
     label = "accuracy, %"
@@ -48,30 +49,66 @@ class Accuracy(Score):
     higher = True
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how many answers are right, and how many there are."""
-        right = logits.argmax(-1) == y
-        return right.sum(), torch.full((), right.numel(), device=y.device)
+        """Return the number of correct predictions and of predictions."""
+        correct = logits.argmax(-1) == y
+        return correct.sum(), torch.full((), correct.numel(), device=y.device)
 
     def text(self, value: float) -> str:
-        """Return percent."""
+        """Return the score in percent."""
         return f"{value:.2%}"
 
 
 class Bits(Score):
-    """Bits per token, of those that are not ignored: log2 of one over the probability the model gave it."""
+    """Bits per token that is not ignored: minus log2 of the token's predicted probability."""
 
     name = "bits"
     label = "bits per character"
     higher = False
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bits of all tokens, and how many there are."""
+        """Return the bits of all tokens and their number."""
         count = (y != IGNORED).sum()
         return loss.double() * count / math.log(2), count
 
     def text(self, value: float) -> str:
-        """Return bits."""
+        """Return the score in bits."""
         return f"{value:.3f} bits"
 
 
 SCORES: dict[str, Score] = {each.name: each for each in (Accuracy(), Bits())}
+
+
+class RunningScore(nn.Module):
+    """Mean loss and score of the examples since the last reset, over all processes."""
+
+    def __init__(self, metric: Score) -> None:
+        super().__init__()
+        self.metric = metric
+        # nan_strategy: its checks would synchronise with the device at every step
+        self.loss, self.total, self.count = (SumMetric(nan_strategy="disable") for _ in range(3))
+        for each in self._metrics():
+            each.set_dtype(torch.float64)
+            each.persistent(True)  # saved in checkpoints, so that a resumed epoch counts all its examples
+
+    def _metrics(self) -> tuple[Metric, ...]:
+        return self.loss, self.total, self.count
+
+    def update(self, logits: Tensor, y: Tensor, loss: Tensor) -> None:
+        """Add a batch and its mean loss."""
+        total, count = self.metric.sums(logits, y, loss)
+        for each, value in zip(self._metrics(), (loss * count, total, count), strict=True):
+            each.update(value)
+
+    def compute_and_reset(self) -> dict[str, Tensor]:
+        """Return mean loss and score, and reset; return an empty dictionary if there was no batch."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not distributed and not self.count.update_called:
+            return {}
+        loss, total, count = (each.compute() for each in self._metrics())
+        self.reset()
+        return {"loss": loss / count, self.metric.name: total / count}
+
+    def reset(self) -> None:
+        """Remove all examples."""
+        for each in self._metrics():
+            each.reset()

@@ -1,0 +1,76 @@
+"""Lightning's trainer for an experiment."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from .checkpoints import AtomicIO
+from .experiment import Experiment
+
+
+def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]) -> pl.Trainer:
+    """Return Lightning's trainer for an experiment."""
+    e = experiment
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # torchmetrics has summed over processes
+    if e.ema:
+        from pytorch_lightning.callbacks import EMAWeightAveraging
+
+        callbacks = [EMAWeightAveraging(decay=e.ema), *callbacks]  # first, so that checkpoints hold the current average
+    try:
+        return pl.Trainer(
+            accelerator=e.accelerator,
+            devices=e.devices,
+            num_nodes=e.nodes,
+            strategy=e.strategy,
+            precision=precision(e),
+            max_epochs=e.epochs,
+            limit_train_batches=e.limit_train or None,
+            num_sanity_val_steps=0,
+            reload_dataloaders_every_n_epochs=1,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,  # values are logged per epoch only
+            callbacks=callbacks,
+            logger=_loggers(e, folder) or False,
+            plugins=[AtomicIO()],
+            default_root_dir=folder,
+        )
+    except (MisconfigurationException, TypeError) as error:
+        settings = f"accelerator={e.accelerator} devices={e.devices} strategy={e.strategy}"
+        raise ValueError(f"{settings} is not available on this machine: {error}") from error
+
+
+def _loggers(experiment: Experiment, folder: Path) -> list[Any]:
+    loggers: list[Any] = []
+    if importlib.util.find_spec("tensorboard") is not None:
+        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
+    if experiment.wandb:
+        if importlib.util.find_spec("wandb") is None:
+            raise ValueError(f"wandb={experiment.wandb} needs wandb, which is not installed: pip install wandb")
+        from pytorch_lightning.loggers import WandbLogger
+
+        loggers.append(WandbLogger(project=experiment.wandb, name=experiment.name, save_dir=folder))
+    return loggers
+
+
+def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:
+    """Return Lightning's name of the experiment's precision; "auto" is bfloat16 where the GPU supports it."""
+    on_gpu = experiment.accelerator != "cpu" and torch.cuda.is_available()
+    supported = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    chosen = experiment.precision if experiment.precision != "auto" else "bfloat16" if supported else "float32"
+    return "bf16-mixed" if chosen == "bfloat16" else "32-true"
