@@ -29,10 +29,11 @@ from mrconv import param_groups
 from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth, timed
 from mrconv.tasks import Batch, Prepared
+from mrconv.training.compilation import compile_blocks
 from mrconv.training.composition import compose
 from mrconv.training.cuda_graphs import GraphedStep
 from mrconv.training.experiment import Experiment
-from mrconv.training.module import build_model, compile_blocks, logits
+from mrconv.training.module import build_model, logits
 
 EXPERIMENTS = ("listops-base", "text-base", "image-base", "pathfinder-base")
 # size of the vocabulary (0 for real values), classes, length, training examples

@@ -17,7 +17,7 @@ from hydra.plugins.launcher import Launcher
 from safetensors import SafetensorError
 
 from mrconv.cli import main
-from mrconv.training.module import NotFinite
+from mrconv.training.module import NonFiniteError
 
 SETTINGS = [
     "task=listops",
@@ -328,7 +328,7 @@ def test_an_unexpected_error_in_a_sweep_is_shown_with_its_traceback(tmp_path, ca
     ("error", "message"),
     [
         (SafetensorError("No space left on device"), "listops-seed0: cannot write the model: No space left on device"),
-        (NotFinite("the loss at step 5 is not finite"), "the loss at step 5 is not finite"),
+        (NonFiniteError("the loss at step 5 is not finite"), "the loss at step 5 is not finite"),
         (OSError(28, "No space left on device"), "listops-seed0: No space left on device"),
     ],
 )

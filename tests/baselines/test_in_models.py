@@ -5,7 +5,7 @@ import torch
 
 from mrconv import MRConvBlock, SequenceClassifier, param_groups, reparameterize
 from mrconv.baselines import mixer_names
-from mrconv.training import loop as run
+from mrconv.training import loop
 from mrconv.training.composition import compose
 
 from ..training.miniature import data, small
@@ -77,7 +77,7 @@ def test_an_experiment_swaps_the_mixer(tmp_path, monkeypatch):
     experiment = compose(["experiment=listops-base", "mixer=s4d", "mixer.d_state=6"])
     assert experiment.mixer_options == {"d_state": 6}
     tiny = data("listops")
-    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
-    result = run.train(small(experiment), tmp_path / "run", quiet=True)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
+    result = loop.train(small(experiment), tmp_path / "run", quiet=True)
     assert result["config"]["mixer"] == "s4d"
     assert result["accuracy"] == result["merged_accuracy"]

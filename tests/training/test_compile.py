@@ -11,9 +11,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from mrconv.tasks import ResidentLoader
-from mrconv.training import loop as run
+from mrconv.training import loop
+from mrconv.training.compilation import compile_blocks, worth_compiling
 from mrconv.training.datamodule import TaskData
-from mrconv.training.module import Training, build_model, compile_blocks, cross_entropy, logits, worth_compiling
+from mrconv.training.module import Training, build_model, cross_entropy, logits
 from mrconv.training.scores import SCORES
 
 from .miniature import data, listops, small
@@ -67,11 +68,11 @@ def test_checkpoints_and_copies_know_nothing_of_it():
 
 def test_a_run_ends_where_it_ends_uncompiled(tmp_path, monkeypatch):
     tiny = data("listops", 64)
-    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     ends = []
     for compiled in (False, True):
         options = {"limit_train": 0, "dropout": 0.0, "epochs": 2, "pad": 64, "precision": "float32"}
-        run.train(small(listops(), compile=compiled, **options), tmp_path / str(compiled), quiet=True)
+        loop.train(small(listops(), compile=compiled, **options), tmp_path / str(compiled), quiet=True)
         told = json.loads((tmp_path / str(compiled) / "environment.json").read_text())
         assert told["compiled"] is compiled
         assert told["precision"] == "32-true"

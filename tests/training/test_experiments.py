@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch import nn
 
-from mrconv.training import loop as run
+from mrconv.training import loop
 from mrconv.training import paper_numbers as paper
 from mrconv.training.composition import compose, compose_sweep
 from mrconv.training.evaluation import evaluate, merge
@@ -110,7 +110,7 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
     assert experiment.name == preset.name
 
     tiny = data(experiment.task)
-    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
     training_step, steps = Training.training_step, []
 
@@ -122,8 +122,8 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Training, "training_step", stops)
     with pytest.raises(RuntimeError, match="the power is out"):
-        run.train(small(experiment, epochs=2), tmp_path / "run", quiet=True)
-    result = run.train(small(experiment, epochs=2), tmp_path / "run", quiet=True)
+        loop.train(small(experiment, epochs=2), tmp_path / "run", quiet=True)
+    result = loop.train(small(experiment, epochs=2), tmp_path / "run", quiet=True)
     assert steps == [0, 1, 2, 2, 3]
     assert (result["partial"], result["epochs_done"]) == (False, 2)
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
@@ -135,10 +135,10 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
 
 def test_a_baseline_is_evaluated_at_another_rate(tmp_path, monkeypatch):
     experiment, tiny, rates = compose(["experiment=speech-base", "mixer=s4d"]), data("speech"), []
-    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
-    run.train(small(experiment), tmp_path / "run", quiet=True)
-    score = run.score
+    loop.train(small(experiment), tmp_path / "run", quiet=True)
+    score = loop.score
     monkeypatch.setattr("mrconv.training.evaluation.score", lambda *given: rates.append(given[-1]) or score(*given))
     evaluate(tmp_path / "run", ["task.rate=0.5"], device="cpu")
     assert rates == [0.5]

@@ -10,7 +10,7 @@ from pytorch_lightning.strategies import FSDPStrategy
 
 from mrconv import MRConvBlock, SequenceClassifier
 from mrconv.training.checkpoints import AtomicIO
-from mrconv.training.loop import make_trainer
+from mrconv.training.trainer import make_trainer
 
 from .miniature import listops
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrconv.tasks import ResidentLoader
-from mrconv.training import loop as run
+from mrconv.training import loop
 from mrconv.training.cuda_graphs import GraphedStep
 from mrconv.training.module import build_model, logits
 
@@ -45,11 +45,11 @@ def test_gradients_buffers_and_random_numbers_are_those_of_plain_steps():
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_ends_where_it_ends_without_graphs(tmp_path, monkeypatch, precision):
     tiny = data("listops", 64)
-    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     ends = []
     for graphs in (False, True):
         options = {"accelerator": "gpu", "limit_train": 0, "dropout": 0.0, "epochs": 3, "pad": 16}
-        run.train(small(listops(), graphs=graphs, precision=precision, **options), tmp_path / str(graphs), quiet=True)
+        loop.train(small(listops(), graphs=graphs, precision=precision, **options), tmp_path / str(graphs), quiet=True)
         ends.append(torch.load(tmp_path / str(graphs) / "last.ckpt", weights_only=True)["state_dict"])
     tolerance = 1e-3 if precision == "float32" else 5e-2
     for name, a in ends[0].items():

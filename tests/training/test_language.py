@@ -11,12 +11,11 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from mrconv import LanguageModel
 from mrconv.cli import main
 from mrconv.tasks.window_loader import IGNORED
-from mrconv.training import Experiment, report, result_files
-from mrconv.training import loop as run
+from mrconv.training import Experiment, loop, report, result_files
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.figures import learning_curves
-from mrconv.training.module import Scores, Training, build_model, cross_entropy
-from mrconv.training.scores import SCORES
+from mrconv.training.module import Training, build_model, cross_entropy
+from mrconv.training.scores import SCORES, RunningScore
 
 from .miniature import data, listops
 
@@ -42,7 +41,7 @@ def language(text, **changes):
 @pytest.fixture(scope="module")
 def trained(text):
     folder = text.parent / "trained"
-    return folder, run.train(language(text), folder, quiet=True)
+    return folder, loop.train(language(text), folder, quiet=True)
 
 
 def test_it_learns_and_scores_in_bits(trained, text):
@@ -88,12 +87,14 @@ def test_ignored_positions_count_for_nothing():
     kept = y != IGNORED
     expected = torch.nn.functional.cross_entropy(logits[kept], y[kept])
     assert cross_entropy(logits, y) == pytest.approx(expected.item())
-    scores = Scores(SCORES["bits"])
-    scores.add(logits, y, cross_entropy(logits, y))
-    scores.add(logits[:1], y[:1], cross_entropy(logits[:1], y[:1]))
+    scores = RunningScore(SCORES["bits"])
+    scores.update(logits, y, cross_entropy(logits, y))
+    scores.update(logits[:1], y[:1], cross_entropy(logits[:1], y[:1]))
     again = torch.cat([logits[kept], logits[0]]), torch.cat([y[kept], y[0]])
     both = torch.nn.functional.cross_entropy(*again).item()
-    assert {k: v.item() for k, v in scores.take().items()} == pytest.approx({"loss": both, "bits": both / math.log(2)})
+    assert {k: v.item() for k, v in scores.compute_and_reset().items()} == pytest.approx(
+        {"loss": both, "bits": both / math.log(2)}
+    )
 
 
 def test_a_text_has_a_language_model():
@@ -104,7 +105,7 @@ def test_a_text_has_a_language_model():
     with pytest.raises(ValueError, match="bidirectional"):
         build_model(listops(bidirectional=True), tiny)
     training = Training(listops(), model, SCORES["bits"], 5, ["val"])
-    assert training.scores["val"].take() == {}
+    assert training.scores["val"].compute_and_reset() == {}
 
 
 class Stop(Callback):
@@ -117,12 +118,12 @@ class Stop(Callback):
 
 @pytest.mark.parametrize("loader", ["resident", "workers"])
 def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, text, tmp_path, monkeypatch, loader):
-    plain, experiment = run.make_trainer, language(text, loader=loader)
-    monkeypatch.setattr(run, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop()]))
+    plain, experiment = loop.make_trainer, language(text, loader=loader)
+    monkeypatch.setattr(loop, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop()]))
     with pytest.raises(SystemExit):
-        run.train(experiment, tmp_path / "run", quiet=True)
-    monkeypatch.setattr(run, "make_trainer", plain)
-    assert run.train(experiment, tmp_path / "run", quiet=True)["bits"] == trained[1]["bits"]
+        loop.train(experiment, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(loop, "make_trainer", plain)
+    assert loop.train(experiment, tmp_path / "run", quiet=True)["bits"] == trained[1]["bits"]
 
 
 def test_results_and_figures_tell_the_unit(trained, capsys):

@@ -10,9 +10,9 @@ import yaml
 from mrconv.hub import MODEL, model_folder
 from mrconv.inference import load_model
 from mrconv.training import Experiment
-from mrconv.training.loop import read_run
 from mrconv.training.report import markdown
 from mrconv.training.result_files import collect, read
+from mrconv.training.rundir import read_run
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted((ROOT / "results").glob("*/result.json"))

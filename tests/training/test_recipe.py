@@ -6,13 +6,11 @@ import math
 import pytest
 import torch
 
-from mrconv.training import evaluation
-from mrconv.training import loop as run
-from mrconv.training import rundir as record
+from mrconv.training import evaluation, loop, rundir
 from mrconv.training.datamodule import TaskData
-from mrconv.training.module import Scores, Training, build_model, logits
+from mrconv.training.module import Training, build_model, logits
 from mrconv.training.schedule import cosine_factor
-from mrconv.training.scores import SCORES
+from mrconv.training.scores import SCORES, RunningScore
 
 from .miniature import data, listops, small
 
@@ -46,17 +44,17 @@ def names(module, group):
 
 
 def test_without_a_validation_split_the_test_split_is_watched():
-    assert TaskData(listops(), data("text")).watched == "test"
-    assert TaskData(listops(), data("listops")).watched == "val"
+    assert TaskData(listops(), data("text")).monitored == "test"
+    assert TaskData(listops(), data("listops")).monitored == "val"
 
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     def train(task="listops", **changes):
         tiny = data(task, 64)
-        monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+        monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        return run.train(
+        return loop.train(
             small(listops(task=task), **({"limit_train": 0, "dropout": 0.0} | changes)), folder, quiet=True
         )
 
@@ -95,17 +93,20 @@ def test_a_record_says_how_it_was_made(trained):
 
 
 def test_a_record_says_where_its_data_came_from(tmp_path):
-    result = run.train(listops(data_dir=str(tmp_path), epochs=1), tmp_path / "run", quiet=True)
+    result = loop.train(listops(data_dir=str(tmp_path), epochs=1), tmp_path / "run", quiet=True)
     assert result["data"]["source"] == "generated"
-    assert record.plain({"root": "/there", "files": True, "words": ["a"], "size": 3}) == {"files": True, "size": 3}
+    assert rundir.scalar_facts({"root": "/there", "files": True, "words": ["a"], "size": 3}) == {
+        "files": True,
+        "size": 3,
+    }
 
 
 def test_scores_weigh_batches_by_their_size():
-    scores = Scores(SCORES["accuracy"])
-    scores.add(torch.eye(3), torch.tensor([0, 1, 1]), torch.tensor(2.0))
-    scores.add(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(6.0))
-    assert {name: value.item() for name, value in scores.take().items()} == {"loss": 3.0, "accuracy": 0.75}
-    assert scores.take() == {}
+    scores = RunningScore(SCORES["accuracy"])
+    scores.update(torch.eye(3), torch.tensor([0, 1, 1]), torch.tensor(2.0))
+    scores.update(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(6.0))
+    assert {name: value.item() for name, value in scores.compute_and_reset().items()} == {"loss": 3.0, "accuracy": 0.75}
+    assert scores.compute_and_reset() == {}
 
 
 def test_a_limit_of_evaluation_does_not_take_the_shortest_rows(monkeypatch):
@@ -118,17 +119,17 @@ def test_a_limit_of_evaluation_does_not_take_the_shortest_rows(monkeypatch):
         loader = TaskData(experiment, tiny).loader("val", False, cpu)
         assert len(loader) == len(rows)
         assert [batch.lengths.tolist() for batch in loader] == rows
-        monkeypatch.setattr(run, "logits", lambda model, batch, rate: seen.append(batch) or logits(model, batch, rate))
-        run.score(build_model(experiment, tiny), tiny, experiment, cpu)
+        monkeypatch.setattr(loop, "logits", lambda model, batch, rate: seen.append(batch) or logits(model, batch, rate))
+        loop.score(build_model(experiment, tiny), tiny, experiment, cpu)
         assert [batch.lengths.tolist() for batch in seen] == rows
         seen.clear()
 
 
 def test_a_run_trained_with_a_limit_is_evaluated_without(tmp_path, monkeypatch):
     experiment = listops(data_dir=str(tmp_path), batch_size=1, limit_eval=1, limit_train=2, epochs=1)
-    run.train(experiment, tmp_path / "run", quiet=True)
+    loop.train(experiment, tmp_path / "run", quiet=True)
     rows = []
-    monkeypatch.setattr(run, "logits", lambda *given: rows.append(len(given[1].y)) or logits(*given))
+    monkeypatch.setattr(loop, "logits", lambda *given: rows.append(len(given[1].y)) or logits(*given))
     evaluation.evaluate(tmp_path / "run", device="cpu")
     assert sum(rows) == 20
     rows.clear()

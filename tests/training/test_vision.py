@@ -12,9 +12,8 @@ from mrconv import MRConvNeXt
 from mrconv.tasks import Batch, Prepared, ResidentLoader, Split, data_loader
 from mrconv.tasks.randaugment import NAMES as OPERATIONS
 from mrconv.tasks.randaugment import apply, rand_augment
-from mrconv.training import Experiment
+from mrconv.training import Experiment, loop
 from mrconv.training import image_augmentation as augment
-from mrconv.training import loop as run
 from mrconv.training import paper_numbers as paper
 from mrconv.training.composition import compose
 from mrconv.training.evaluation import evaluate, merge
@@ -57,9 +56,9 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
     experiment = compose([f"experiment={preset.name}"])
     assert {key: getattr(experiment, key) for key in values} == values
     tiny = pictures()
-    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
-    result = run.train(small(experiment, randaugment=0.0), tmp_path / "run", quiet=True)  # not on arrays
+    result = loop.train(small(experiment, randaugment=0.0), tmp_path / "run", quiet=True)  # not on arrays
     assert result["accuracy"] == result["merged_accuracy"]
     assert evaluate(tmp_path / "run", device="cpu") == result["accuracy"]
     assert merge(tmp_path / "run")[1] < 1e-4
@@ -92,23 +91,23 @@ def test_loaders_give_pictures_with_their_channels_first():
 
 def test_a_run_that_was_stopped_goes_on_with_the_same_draws(tmp_path, monkeypatch):
     tiny = pictures()
-    monkeypatch.setattr(run, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     recipe = {"crop": 4, "flip": True, "erasing": 0.5, "mixup": 0.8, "cutmix": 1.0, "drop_path": 0.3, "limit_train": 0}
     experiment = small(compose(["experiment=cifar-mrconvnext"]), **recipe, epochs=2)
-    whole = run.train(experiment, tmp_path / "whole", quiet=True)
+    whole = loop.train(experiment, tmp_path / "whole", quiet=True)
 
-    stop = run.Checkpoints.on_validation_end
+    stop = loop.Checkpoints.on_validation_end
 
     def stopping(self, trainer, module):
         stop(self, trainer, module)
         if trainer.current_epoch == 0:
             raise KeyError("stop")
 
-    monkeypatch.setattr(run.Checkpoints, "on_validation_end", stopping)
+    monkeypatch.setattr(loop.Checkpoints, "on_validation_end", stopping)
     with pytest.raises(KeyError, match="stop"):
-        run.train(experiment, tmp_path / "parts", quiet=True)
-    monkeypatch.setattr(run.Checkpoints, "on_validation_end", stop)
-    parts = run.train(experiment, tmp_path / "parts", quiet=True)
+        loop.train(experiment, tmp_path / "parts", quiet=True)
+    monkeypatch.setattr(loop.Checkpoints, "on_validation_end", stop)
+    parts = loop.train(experiment, tmp_path / "parts", quiet=True)
     assert parts["accuracy"] == whole["accuracy"]
     a, b = (MRConvNeXt.from_pretrained(tmp_path / name / "model").state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -127,7 +126,7 @@ def test_one_epoch_on_generated_files(tmp_path):
     files(tmp_path)
     experiment = small(compose(["experiment=imagenet-tiny"]), limit_train=0)
     experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
-    result = run.train(experiment, tmp_path / "run", quiet=True)
+    result = loop.train(experiment, tmp_path / "run", quiet=True)
     assert result["examples"] == {"train": 16, "val": 16}
     assert result["merged_accuracy"]["val"] == result["accuracy"]["val"]
     assert (tmp_path / "run" / "figures" / "maps.png").stat().st_size > 1000
@@ -137,7 +136,7 @@ def test_a_run_is_scored_at_another_size(tmp_path):
     files(tmp_path)
     experiment = small(compose(["experiment=imagenet-tiny-fourier"]), limit_train=0)
     experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
-    run.train(experiment, tmp_path / "run", quiet=True)
+    loop.train(experiment, tmp_path / "run", quiet=True)
     merged, branches = (
         evaluate(tmp_path / "run", ["task.size=48"], merged=each, device="cpu") for each in (True, False)
     )

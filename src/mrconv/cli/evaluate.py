@@ -40,7 +40,7 @@ def evaluate(given: argparse.Namespace) -> None:
     with command_errors():
         from mrconv.tasks import task_class
         from mrconv.training import evaluation
-        from mrconv.training.loop import read_run
+        from mrconv.training.rundir import read_run
         from mrconv.training.scores import SCORES
 
         scores = evaluation.evaluate(
@@ -56,9 +56,9 @@ def finish(given: argparse.Namespace) -> None:
     from .train import print_result
 
     with command_errors():
-        from mrconv.training.loop import end
+        from mrconv.training import loop
 
-        print_result(end(given.folder), given.folder)
+        print_result(loop.finish(given.folder), given.folder)
 
 
 def reparameterize(given: argparse.Namespace) -> None:

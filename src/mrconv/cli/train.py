@@ -121,13 +121,13 @@ def _job(experiment: Any, folder: Path) -> None:
 
     from mrconv._utils.progress_bar import progress_bar
     from mrconv.training.loop import train
-    from mrconv.training.module import NotFinite
+    from mrconv.training.module import NonFiniteError
 
     _check_backend(experiment)
     try:
         with _interruptible(folder), progress_bar(f"preparing {experiment.task}") as count:
             result = train(experiment, folder, count)
-    except NotFinite as error:
+    except NonFiniteError as error:
         raise ValueError(str(error)) from error
     except SafetensorError as error:
         raise OSError(f"{folder}: cannot write the model: {error}") from error
@@ -143,7 +143,7 @@ def _job(experiment: Any, folder: Path) -> None:
 def _interruptible(folder: Path) -> Iterator[None]:
     """Have Ctrl-C stop a run after the current step, with a checkpoint, as SIGTERM does; a second one stops at once."""
     from mrconv.training.checkpoints import LAST
-    from mrconv.training.rundir import first_process
+    from mrconv.training.rundir import is_rank_zero
 
     interrupted = False
 
@@ -167,8 +167,8 @@ def _interruptible(folder: Path) -> Iterator[None]:
         next_start = f"resumes from {last}" if last.exists() else "starts again, as there is no checkpoint yet"
         if interrupted:
             message = KeyboardInterrupt(f"stopped; the same command {next_start}")
-            raise message if first_process() else SystemExit(130) from None
-        if stop.args == (143,) and first_process():
+            raise message if is_rank_zero() else SystemExit(130) from None
+        if stop.args == (143,) and is_rank_zero():
             print(f"stopped by SIGTERM; the same command {next_start}", file=sys.stderr)
         raise
     finally:

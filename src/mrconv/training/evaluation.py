@@ -1,4 +1,4 @@
-"""A trained run, scored and merged again."""
+"""Evaluation and merging of trained runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from mrconv.tasks.preprocessing import Preprocessor, load_preprocessor
 from .composition import compose, hydra_overrides
 from .datamodule import prepare
 from .experiment import Experiment
-from .loop import check_options, read_run, score
+from .loop import check_options, score
+from .rundir import read_run
 from .scores import SCORES
 
-CHANGEABLE = {
+CHANGEABLE_FOR_EVALUATION = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
 }  # fmt: skip
 
@@ -33,12 +34,13 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     """Return the experiment with some values changed, KEY=VALUE as on the command line."""
     if not settings:
         return experiment
-    typed = compose(settings)  # also checks them
+    changed = compose(settings)  # also checks the settings
     names = {text.partition("=")[0].lstrip("+").split(".")[0] for text in hydra_overrides(settings)}
-    fixed = sorted(names - CHANGEABLE)
+    fixed = sorted(names - CHANGEABLE_FOR_EVALUATION)
     if fixed:
-        raise ValueError(f"{fixed[0]} cannot be changed when evaluating; {', '.join(sorted(CHANGEABLE))} can")
-    changes = {name: getattr(typed, name) for name in names}
+        allowed = ", ".join(sorted(CHANGEABLE_FOR_EVALUATION))
+        raise ValueError(f"{fixed[0]} cannot be changed for an evaluation; {allowed} can")
+    changes = {name: getattr(changed, name) for name in names}
     if "task_options" in changes:
         changes["task_options"] = experiment.task_options | changes["task_options"]
     return dataclasses.replace(experiment, **changes)
@@ -47,61 +49,67 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 def evaluate(
     folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
 ) -> dict[str, float]:
-    """Return a run's score by split; at another rate or picture size, the model is sampled anew and merged there.
+    """Return the score of a run by split.
 
-    A run whose merged model was left out, which can be many times larger than the trained one, is merged again. All
-    rows are scored, also of a run that was trained with a limit, unless the settings have one.
+    At another rate or image size, the kernels are resampled and merged again; so they are if the run has no merged
+    model, which can be much larger than the trained one. All examples are scored, unless the settings limit them.
     """
     trained = dataclasses.replace(read_run(folder), limit_eval=0)
     experiment = with_settings(trained, settings)
     check_options(experiment)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data, known, rate = prepare(experiment), load_preprocessor(folder / MODEL), experiment.rate / trained.rate
-    if known is not None:
-        data = as_trained(data, known if rate == 1 else known.at_rate(rate), f"the model in {folder}")
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    data, preprocessor = prepare(experiment), load_preprocessor(folder / MODEL)
+    rate = experiment.rate / trained.rate
+    if preprocessor is not None:
+        preprocessor = preprocessor if rate == 1 else preprocessor.at_rate(rate)
+        data = normalised_as_trained(data, preprocessor, f"the model in {folder}")
     if rate == 1 and merged and (folder / MERGED).exists():
         model = load_model(folder / MERGED)
     else:
         model = load_model(folder / MODEL)
         if rate != 1 and any(isinstance(m, Mixer) and not isinstance(m, MRConv) for m in model.modules()):
-            merged = False  # a baseline takes its rate with every call
+            merged = False  # baselines take the rate with every call
         if merged:
             reparameterize(model, rate)
     size = data.facts.get("size")
     if merged and isinstance(model, MRConvNeXt) and model.image_size != (size, size):
         model = load_model(folder / MODEL).resized(size)  # type: ignore[operator]
-    return score(model.to(place), data, experiment, place, None if merged else rate)
+    return score(model.to(target), data, experiment, target, None if merged else rate)
 
 
-def as_trained(data: Prepared, known: Preprocessor, model: str) -> Prepared:
-    """Return data normalised as a model's own was; refuse data of another kind than the model takes."""
-    own = Preprocessor.from_data(data)
-    if known.vocabulary != own.vocabulary:
+def normalised_as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
+    """Return data with the normalisation of a model's training data; reject data of another kind."""
+    current = Preprocessor.from_data(data)
+    if trained.vocabulary != current.vocabulary:
         raise ValueError(
-            f"the data has {len(own.vocabulary)} symbols, other ones than the {len(known.vocabulary)} that {model} "
-            "knows"
+            f"the vocabulary of the data, {len(current.vocabulary)} symbols, differs from that of {model}, "
+            f"{len(trained.vocabulary)} symbols"
         )
     for name in ("kind", "channels", "sampling_rate", "classes"):
-        there, here = _told(known, name), _told(own, name)
-        if there != here:
-            raise ValueError(f"{name.replace('_', ' ')} of the data: {here:.200}; of {model}: {there:.200}")
-    each = known.scale.ndim == 2 and len(known.scale) > 1  # position its own way, which is a part of the task
-    if own.vocabulary or data.facts.get("files") or each:
+        expected, actual = _as_text(trained, name), _as_text(current, name)
+        if expected != actual:
+            raise ValueError(f"{name.replace('_', ' ')} of the data: {actual:.200}; of {model}: {expected:.200}")
+    by_position = trained.scale.ndim == 2 and len(trained.scale) > 1  # such a normalisation is part of the task
+    if current.vocabulary or data.facts.get("files") or by_position:
         return data
-    return dataclasses.replace(data, scale=known.scale, shift=known.shift)
+    return dataclasses.replace(data, scale=trained.scale, shift=trained.shift)
 
 
-def _told(inputs: Preprocessor, name: str) -> str:
-    """Return a value as a message tells it; pictures are values of another name where they are not decimated."""
-    value = getattr(inputs, name)
+def _as_text(preprocessor: Preprocessor, name: str) -> str:
+    """Return a property for comparison and messages; images and values are the same kind here."""
+    value = getattr(preprocessor, name)
     if isinstance(value, float):
         return f"{value:.6g}"
     return ", ".join(value) if isinstance(value, tuple) else str(value).replace("image", "values")
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:
-    """Merge a run's model, compare it with the branches on random inputs, save it; return where, error and sizes."""
-    read_run(folder)  # or tell that it is none
+    """Merge a run's model, compare it with its branches on random inputs and save it.
+
+    Returns:
+        The folder, the largest relative difference of the logits, and the parameters before and after.
+    """
+    read_run(folder)  # raises if it is not a run
     rate = None if rate == 1 else rate
     model, merged = load_model(folder / MODEL).eval(), load_model(folder / MODEL)
     if rate is not None and isinstance(model, MRConvNeXt):
@@ -109,16 +117,18 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     reparameterize(merged, rate)
     for layer in model.modules():
         if isinstance(layer, MRConv):
-            layer.backend = "reference"  # N convolutions and N BatchNorms, to compare with
+            layer.backend = "reference"  # N convolutions and N BatchNorms
     error = difference(model, merged, rate)
     if not error < 1e-3:
-        raise ValueError(f"{folder}: merged and unmerged logits differ by {error:.1e}, relative; nothing was saved")
+        raise ValueError(f"{folder}: the logits of the merged model differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None else f"{MERGED}-{rate:g}")
-    inputs = load_preprocessor(folder / MODEL)
+    preprocessor = load_preprocessor(folder / MODEL)
     if rate is not None:
         for metric in SCORES:
-            merged.results.pop(metric, None)  # it was that at the rate of training
-    inference.save(merged, out, inputs if inputs is None or rate is None else inputs.at_rate(rate))
+            merged.results.pop(metric, None)  # the score at the rate of training
+    if preprocessor is not None and rate is not None:
+        preprocessor = preprocessor.at_rate(rate)
+    inference.save(merged, out, preprocessor)
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, merged))
     return out, error, (before, after)
 

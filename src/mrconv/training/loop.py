@@ -31,7 +31,9 @@ from .scores import SCORES
 from .trainer import make_trainer
 
 
-def train(experiment: Experiment, folder: Path, progress: Progress = no_progress, quiet: bool = False) -> dict[str, Any]:
+def train(
+    experiment: Experiment, folder: Path, progress: Progress = no_progress, quiet: bool = False
+) -> dict[str, Any]:
     """Train in a run folder, resuming from its last checkpoint if there is one; record and return the result.
 
     Args:
@@ -185,7 +187,7 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
 def score(
     model: nn.Module, data: Prepared, experiment: Experiment, device: torch.device, rate: float | None = None
 ) -> dict[str, float]:
-    """Return the score on validation and test, over all examples, or over `limit_eval` batches spread over the split."""
+    """Return the score on validation and test, over all examples or `limit_eval` batches of the split."""
     model.eval()
     metric, scores = SCORES[data.metric], {}
     for name in [name for name in ("val", "test") if name in data.splits]:
