@@ -1,10 +1,10 @@
-"""Measure what the ops cost and write the table that the dispatcher chooses by.
+"""Measure the costs of all algorithms and write the table that `mrconv.ops.select` reads.
 
     python benchmarks/costs.py [--device cuda] [--only triton] [--precision half] [--out src/mrconv/ops/costs.json]
 
-Every op runs on the same number of elements at several lengths, on a GPU as a CUDA graph, so that what counts is the
-device's work. `triton` is a GPU with Triton, `cuda` one without, `cpu` any CPU. An entry replaces the one there was
-for that kind of device and precision; the others stay.
+Every algorithm runs on the same number of elements at several lengths, on a GPU as a CUDA graph, so that the device's
+work counts and the host's does not. `triton` is a GPU with Triton, `cuda` a GPU without, `cpu` any CPU. A new entry
+replaces the previous one of its kind of device and precision; the others stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,96 +22,118 @@ from torch import Tensor
 
 from mrconv import ops
 from mrconv.bench.timing import measure
+from mrconv.ops import Algorithm, Selection
 
 CHANNELS = 64
 PRECISIONS = {"float32": torch.float32, "half": torch.bfloat16}
 Run = Callable[[], Any]
 
 
-def stepped(f: Callable[..., Tensor], *inputs: Tensor) -> Run:
-    """Return a step forward and backward."""
+def training_step(f: Callable[..., Tensor], *inputs: Tensor) -> Run:
+    """Return a forward and backward pass."""
     leaves = [x.requires_grad_() for x in inputs]
     g = torch.randn_like(leaves[0])
     return lambda: torch.autograd.grad(f(*leaves), leaves, g)
 
 
-def branches(L: int, device: str) -> list[Tensor]:
-    """Return kernels of lengths 1, 2, ... L."""
-    return [torch.randn(CHANNELS, 2**i, device=device) / 2 ** (i / 2) for i in range(L.bit_length())]
+def dense_step(u: Tensor, selection: Selection, bidirectional: bool = False) -> Run:
+    """Return a training step of `branch_sum` with dense kernels of lengths 1, 2, ... L."""
+    sizes = [2**i for i in range(u.shape[-1].bit_length())]
+    lags = [range(n) for n in sizes] + [range(-1, -1 - n, -1) for n in sizes if bidirectional]
+    kernels = [torch.randn(CHANNELS, len(at), device=u.device) / len(at) ** 0.5 for at in lags]
+    weight = torch.ones(len(lags), CHANNELS, device=u.device)
+
+    def step(u: Tensor, weight: Tensor, *kernels: Tensor) -> Tensor:
+        taps = [ops.Taps(values, at) for values, at in zip(kernels, lags, strict=True)]
+        return ops.branch_sum(u, taps, ops.Normalization(weight), selection).y
+
+    return training_step(step, u, weight, *kernels)
 
 
-def runs(u: Tensor, backend: str) -> dict[str, Run]:
-    """Return a run of every op for an input of its own length."""
-    L, device = u.shape[-1], str(u.device)
-    kernels = branches(L, device)
-    weight = torch.ones(len(kernels), CHANNELS, device=device)
+def mode_step(u: Tensor, modes: int) -> Run:
+    """Return a training step of `branch_sum` with kernels of a few modes each."""
+    widths = [2**i for i in range(modes - 1, u.shape[-1].bit_length())]
+    coefficients = torch.randn(len(widths), CHANNELS, 2 * modes - 1, device=u.device)
+    weight = torch.ones(len(widths), CHANNELS, device=u.device)
 
-    def written_out(op: Callable[..., tuple[Tensor, ...]], both: bool, **options: str) -> Run:
-        own, w = kernels * (1 + both), torch.cat([weight.detach()] * (1 + both))
-        n = len(kernels)
+    def step(u: Tensor, coefficients: Tensor, weight: Tensor) -> Tensor:
+        return ops.branch_sum(u, ops.ModeKernels(coefficients, widths, widths), ops.Normalization(weight)).y
 
-        def step(u: Tensor, w: Tensor, *own: Tensor) -> Tensor:
-            return op(u, own[:n], own[n:], w, **options)[0]
+    return training_step(step, u, coefficients, weight)
 
-        return stepped(step, u, w, *own)
 
-    kernel = torch.randn(CHANNELS, L, device=device) / L**0.5
-    found: dict[str, Run] = {
-        "fft": lambda: ops.fft_conv(u.detach(), kernel, backend=backend),
-        "spectral": written_out(ops.spectral_branch_sum, False, backend=backend),
-        "spectral both ways": written_out(ops.spectral_branch_sum, True, backend=backend),
+def constant_step(u: Tensor) -> Run:
+    """Return a training step of `branch_sum` with constant kernels of lengths 1, 2, ... L."""
+    sizes = [2**i for i in range(u.shape[-1].bit_length())]
+    heights, weight = (torch.randn(len(sizes), CHANNELS, device=u.device) for _ in range(2))
+
+    def step(u: Tensor, heights: Tensor, weight: Tensor) -> Tensor:
+        taps = [ops.Taps(height[:, None], range(n)) for height, n in zip(heights, sizes, strict=True)]
+        return ops.branch_sum(u, taps, ops.Normalization(weight), Selection(Algorithm.MOVING_SUM, True)).y
+
+    return training_step(step, u, heights, weight)
+
+
+def runs(u: Tensor, backend: str) -> dict[tuple[str, ...], Run]:
+    """Return a run of every algorithm for kernels as long as the input, by its keys in the table."""
+    L, triton = u.shape[-1], backend == "triton"
+    kernel = torch.randn(CHANNELS, L, device=u.device) / L**0.5
+    spectral, toeplitz = Selection(Algorithm.SPECTRAL, triton), Selection(Algorithm.TOEPLITZ, True)
+    steps: dict[tuple[str, ...], Run] = {
+        ("conv", "fft"): lambda: ops.fft_conv(u.detach(), kernel, backend=backend),
+        ("branch_sum", "spectral"): dense_step(u, spectral),
+        ("bidirectional_branch_sum", "spectral"): dense_step(u, spectral, bidirectional=True),
     }
-    if backend == "triton":
-        heights = torch.randn(len(kernels), CHANNELS, device=device)
-        widths = [k.shape[1] for k in kernels]
-        for M in (2, 3):
-            some = widths[M - 1 :]
-            waves = torch.randn(len(some), CHANNELS, 2 * M - 1, device=device)
-            found[f"{M} waves"] = stepped(
-                lambda u, c, w, some=some: ops.mode_branch_sum(u, c, some, some, w)[0],
-                u,
-                waves,
-                weight[M - 1 :].clone(),
-            )
-        found["windows"] = stepped(lambda u, h, w: ops.window_branch_sum(u, h, widths, w)[0], u, heights, weight)
+    if triton:
+        for modes in (2, 3):
+            steps["branch_sum", "moving_modes", str(modes)] = mode_step(u, modes)
+        steps["branch_sum", "moving_sum"] = constant_step(u)
         if (16384 if u.element_size() == 2 else 4096) >= L:
-            found["toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
+            steps["conv", "toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
         if u.dtype == torch.bfloat16 and L <= 16384:
-            found["toeplitz sum"] = written_out(ops.toeplitz_branch_sum, False)
-            found["toeplitz sum both ways"] = written_out(ops.toeplitz_branch_sum, True)
-    return found
+            steps["branch_sum", "toeplitz"] = dense_step(u, toeplitz)
+            steps["bidirectional_branch_sum", "toeplitz"] = dense_step(u, toeplitz, bidirectional=True)
+    return steps
 
 
-def tap_runs(u: Tensor, taps: int, backend: str) -> dict[str, Run]:
-    """Return runs of the ops on taps, for this many taps in eight branches."""
-    L, own = u.shape[-1], taps // 8
-    lags = [(L // 2 * j // own) // 2**i for i in range(8) for j in range(own)]
+def tap_runs(u: Tensor, taps: int, backend: str) -> dict[tuple[str, ...], Run]:
+    """Return runs of the tap algorithms, for this many taps in eight branches."""
+    L, size = u.shape[-1], taps // 8
+    lags = [tuple((L // 2 * j // size) // 2**i for j in range(size)) for i in range(8)]
     values = torch.randn(CHANNELS, taps, device=u.device)
     weight = torch.ones(8, CHANNELS, device=u.device)
+    selection = Selection(Algorithm.TAPS, backend == "triton")
 
     def step(u: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-        return ops.tap_branch_sum(u, values, lags, [own] * 8, weight, backend=backend)[0]
+        branches = [ops.Taps(branch, at) for branch, at in zip(values.split(size, 1), lags, strict=True)]
+        return ops.branch_sum(u, branches, ops.Normalization(weight), selection).y
 
     spread = [L // 2 * j // taps for j in range(taps)]
     return {
-        "taps": lambda: ops.tap_conv(u.detach(), values.detach(), spread, backend=backend),
-        "tap sum": stepped(step, u, values, weight),
+        ("conv", "taps"): lambda: ops.tap_conv(u.detach(), values.detach(), spread, backend=backend),
+        ("branch_sum", "taps"): training_step(step, u, values, weight),
     }
 
 
-def milliseconds(found: dict[str, Run], device: str) -> dict[str, float]:
-    """Return the device's time for each."""
-    rounds = 10 if device == "cuda" else 3
-    result = measure(found, rounds, device)
-    way = "graph_ms" if device == "cuda" else "ms"
-    for name, row in result.items():
-        if row[way] is None:
-            raise RuntimeError(f"{name} could not be measured: {row.get('error') or row.get('graph_error')}")
-    return {name: row[way] for name, row in result.items()}
+def milliseconds(steps: dict[tuple[str, ...], Run], device: str) -> dict[tuple[str, ...], float]:
+    """Return the device's time for each run."""
+    measured = measure({"/".join(keys): run for keys, run in steps.items()}, 10 if device == "cuda" else 3, device)
+    column = "graph_ms" if device == "cuda" else "ms"
+    for name, result in measured.items():
+        if result[column] is None:
+            raise RuntimeError(f"{name} could not be measured: {result.get('error') or result.get('graph_error')}")
+    return {tuple(name.split("/")): result[column] for name, result in measured.items()}
 
 
-def price(backend: str, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the costs of every op, in picoseconds per element."""
+def entry(table: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return the entry of the table at these keys, created if missing."""
+    for key in keys:
+        table = table.setdefault(key, {})
+    return table
+
+
+def measure_costs(backend: str, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the costs of every algorithm, in picoseconds per element."""
     elements = 2**24 if device == "cuda" else 2**19
     lengths = (256, 1024, 2048, 4096, 16384, 65536)
     costs: dict[str, Any] = {}
@@ -122,15 +144,25 @@ def price(backend: str, device: str, dtype: torch.dtype) -> dict[str, Any]:
 
     for L in lengths:
         u = batch(L)
-        for op, ms in milliseconds(runs(u, backend), device).items():
-            costs.setdefault(op, {})[str(L)] = round(1e9 * ms / u.numel(), 2)
+        for keys, ms in milliseconds(runs(u, backend), device).items():
+            entry(costs, keys)[str(L)] = round(1e9 * ms / u.numel(), 2)
     u = batch(2048)
     few, many = (milliseconds(tap_runs(u, taps, backend), device) for taps in (8, 64))
-    for op in few:
-        per_tap = max(0.0, many[op] - few[op]) / 56
+    for keys in few:
+        per_tap = max(0.0, many[keys] - few[keys]) / 56
         scale = 1e9 / u.numel()
-        costs[op] = {"pass": round(scale * max(0.0, few[op] - 8 * per_tap), 2), "tap": round(scale * per_tap, 3)}
+        once = round(scale * max(0.0, few[keys] - 8 * per_tap), 2)
+        entry(costs, keys).update({"pass": once, "tap": round(scale * per_tap, 3)})
     return costs
+
+
+def lines(costs: dict[str, Any], name: str = "") -> Iterator[str]:
+    """Yield a line for each entry of the table."""
+    for key, value in costs.items():
+        if isinstance(next(iter(value.values())), dict):
+            yield from lines(value, f"{name}{key} ")
+        else:
+            yield f"{name + key:40s} " + "  ".join(f"{at} {ps:g}" for at, ps in value.items())
 
 
 def main() -> None:
@@ -154,14 +186,16 @@ def main() -> None:
         }
         kept = set(PRECISIONS) - set(given.precision)
         if kept and machine != {name: table.get(kind, {}).get(name) for name in machine}:
-            parser.error(f"the table's other prices of {kind} are another machine's or torch's: measure all precisions")
+            parser.error(
+                f"the table's other costs of {kind} come from another machine or torch: measure all precisions"
+            )
         table[kind] = table.get(kind, {}) | machine
         for precision in given.precision:
-            table[kind][precision] = price(backend, given.device, PRECISIONS[precision])
+            table[kind][precision] = measure_costs(backend, given.device, PRECISIONS[precision])
         print(f"{kind}: {time.perf_counter() - start:.0f} s")
         for precision in given.precision:
-            for op, row in table[kind][precision].items():
-                print(f"  {precision:8s} {op:20s} " + "  ".join(f"{at} {ps:g}" for at, ps in row.items()))
+            for line in lines(table[kind][precision]):
+                print(f"  {precision:8s} {line}")
     given.out.write_text(json.dumps(table, indent=1) + "\n")
 
 

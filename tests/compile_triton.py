@@ -1,6 +1,6 @@
-"""Compile all Triton kernels for a GPU that need not be there: `python -m tests.compile_triton 90`, told as JSON.
+"""Compile all Triton kernels for a GPU without having one: `python -m tests.compile_triton 90` prints JSON.
 
-The ops run on CPU tensors with kernels that are compiled and never launched, so that what they return means nothing.
+The ops run on CPU tensors with kernels that are compiled and never launched; their outputs are undefined.
 """
 
 import copy
@@ -15,13 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from mrconv import MRConv, ops, reparameterize
-from mrconv.ops import backends
+from mrconv.ops import Normalization, Selection, Taps, _common
 
 KINDS = [("fourier", 1), ("fourier", 2), ("fourier", 8), ("dilated", 4), ("fourier+sparse", 8)]
 
 
 class Absent:
-    """As much of a driver as compilation asks for."""
+    """The part of a driver that compilation needs."""
 
     def __init__(self, capability):
         self.target = GPUTarget("cuda", capability, 32)
@@ -43,7 +43,7 @@ def name_of(kernel):
     return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
 
 
-def there_are():
+def all_kernels():
     """Return the names of all kernels."""
     folder = Path(ops.__file__).parent
     modules = [
@@ -51,12 +51,12 @@ def there_are():
         for path in sorted(folder.rglob("*triton*.py"))
     ]
     each = itertools.chain.from_iterable(vars(module).values() for module in modules)
-    found = {name_of(kernel) for kernel in each if isinstance(kernel, jit.JITFunction)}
-    return {name for name in found if name.endswith("_kernel")}
+    names = {name_of(kernel) for kernel in each if isinstance(kernel, jit.JITFunction)}
+    return {name for name in names if name.endswith("_kernel")}
 
 
 def main(capability):
-    """Print what was compiled, with the most bytes of shared memory of each, and what was not."""
+    """Print the compiled kernels with the shared memory that each needs at most, and the kernels not compiled."""
     shared = {}
     run = jit.JITFunction.run
 
@@ -68,7 +68,7 @@ def main(capability):
 
     jit.JITFunction.run = compiled
     driver.set_active(Absent(capability))
-    backends.triton_unavailable = lambda x: None
+    _common.triton_unavailable = lambda x: None
     for (kernel, size), dtype in itertools.product(KINDS, (torch.float32, torch.bfloat16)):
         layer = MRConv(32, 2048, kernel=kernel, kernel_size=size, bidirectional=size == 8, backend="triton")
         u = torch.randn(2, 1100, 32, dtype=dtype, requires_grad=True)
@@ -77,13 +77,14 @@ def main(capability):
         layer(u, torch.tensor([1100, 60])).sum().backward()
     for dtype in (torch.float32, torch.float16):
         ops.toeplitz_conv(torch.randn(2, 32, 100, dtype=dtype), torch.randn(32, 100))
-    u, kernels = torch.randn(2, 1100, 32).bfloat16().requires_grad_(), [torch.randn(32, size) for size in (16, 1100)]
+    u = torch.randn(2, 1100, 32).bfloat16().requires_grad_()
+    lags = range(16), range(1100), range(-1, -17, -1), range(-1, -1101, -1)
+    taps = [Taps(torch.randn(32, len(at)), at) for at in lags]
     for lengths in (None, torch.tensor([1100, 60])):
-        y, *_ = ops.toeplitz_branch_sum(
-            u.transpose(1, 2), kernels, kernels, torch.ones(4, 32), torch.ones(32), None, lengths
-        )
+        normalization = Normalization(torch.ones(4, 32), torch.ones(32), None, lengths)
+        y = ops.branch_sum(u.transpose(1, 2), taps, normalization, Selection(ops.Algorithm.TOEPLITZ, True)).y
         y.sum().backward()
-    json.dump({"shared": shared, "missed": sorted(there_are() - set(shared))}, sys.stdout)
+    json.dump({"shared": shared, "missed": sorted(all_kernels() - set(shared))}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -160,5 +160,5 @@ def test_a_kernel_of_the_wrong_shape_is_refused(monkeypatch):
         def forward(self, rate=1.0, delay=0.0):
             return [k[:, 1:] for k in super().forward(rate, delay)]
 
-    with pytest.raises(ValueError, match=r"Short must give kernels of 4 channels and \[2, 4\] taps; got shapes"):
+    with pytest.raises(ValueError, match=r"Short must return kernels of 4 channels and \[2, 4\] taps; got shapes"):
         MRConv(4, 4, kernel="short", kernel_size=2, norm="none")(torch.randn(1, 4, 4))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .kernels import kernel_class, resampled
 from .norm import running_affine
-from .ops import Lags, Taps, compute_dtype
+from .ops import BranchShape, Lags, ModeKernels, Taps, compute_dtype
 from .reference import branch_sum
 
 
@@ -85,45 +85,58 @@ class Branches(nn.Module):
             powers = base ** torch.arange(N - 1, -1, -1, device="cpu")[:, None]
             self.decay.copy_(powers / powers.square().sum(0).sqrt())
 
-    def kernels(self, rate: float = 1.0) -> list[Taps]:
-        """Return each branch's kernel, values (C, T) and lags, in its place and cut at l_max.
+    def shapes(self, rate: float = 1.0) -> list[BranchShape]:
+        """Return the lags of each branch's kernel, cut at l_max, with the number of its values and of its modes.
 
         The lags of the backward direction are negative, those of a dense kernel descending.
         """
-        delay = 1 / rate - 1 if self.anticausal else 0.0  # tap 0 of the backward kernel acts on t + 1
-        reach = resampled(self.l_max, rate)
-        placed: list[Taps] = []
-        found = self.kernel(rate, delay)
-        at = self.kernel.positions
-        sizes = [len(row) for row in at] if at is not None else [resampled(n, rate) for n in self.kernel.lengths]
-        shapes = [(self.kernel.channels, size) for size in sizes]
-        if len(found) != len(shapes) or any(
-            k.shape != shape and (at is not None or k.shape != (shape[0], 1))
-            for k, shape in zip(found, shapes, strict=True)
-        ):
-            raise ValueError(
-                f"{type(self.kernel).__name__} must give kernels of {self.kernel.channels} channels and {sizes} taps; "
-                f"got shapes {[tuple(k.shape) for k in found]}"
-            )
-        for i, values in enumerate(found):
-            values = values.to(compute_dtype(values))
+        reach, positions = resampled(self.l_max, rate), self.kernel.positions
+        modes = 0 if rate != 1 or self.anticausal or any(self.offsets) else self.kernel.moving_modes
+        shapes = []
+        for i, length in enumerate(self.kernel.lengths):
             start = round(rate * self.offsets[i])
-            if at is None:
-                size = min(sizes[i], reach - start)
-                values = values[:, :size]
-                lags: Lags = range(start, start + size)
+            if positions is None:
+                lags: Lags = range(start, start + min(resampled(length, rate), reach - start))
             else:
-                positions = [start + p for p in at[i]]
-                keep = [j for j, p in enumerate(positions) if p < reach]
-                if len(keep) < len(positions):
-                    values = values[:, keep]
-                lags = tuple(positions[j] for j in keep)
-            placed.append((values, _mirrored(lags) if self.anticausal else lags))
+                lags = tuple(start + p for p in positions[i] if start + p < reach)
+            lags = _mirrored(lags) if self.anticausal else lags
+            shapes.append(BranchShape(lags, 1 if self.kernel.constant else len(lags), modes))
+        return shapes
+
+    def kernels(self, rate: float = 1.0) -> list[Taps]:
+        """Return the kernel of each branch, values (C, T) at the lags of `shapes`."""
+        delay = 1 / rate - 1 if self.anticausal else 0.0  # tap 0 of the backward kernel acts on t + 1
+        kernels = self.kernel(rate, delay)
+        self._check(kernels, rate)
+        reach, positions = resampled(self.l_max, rate), self.kernel.positions
+        placed = []
+        for i, (values, (lags, _, _)) in enumerate(zip(kernels, self.shapes(rate), strict=True)):
+            if values.shape[1] > len(lags):
+                start = round(rate * self.offsets[i])
+                inside = [j for j, p in enumerate(positions[i]) if start + p < reach] if positions else None
+                values = values[:, : len(lags)] if inside is None else values[:, inside]
+            placed.append(Taps(values.to(compute_dtype(values)), lags))
         return placed
 
-    def wave_modes(self, rate: float = 1.0) -> int:
-        """Return how many modes each branch has, if it is a few waves that run forwards at the model's rate; else 0."""
-        return 0 if rate != 1 or self.anticausal or any(self.offsets) else self.kernel.wave_modes
+    def _check(self, kernels: list[Tensor], rate: float) -> None:
+        """Raise ValueError if the kernel class returned tensors of unexpected shapes."""
+        C, positions = self.kernel.channels, self.kernel.positions
+        if self.kernel.constant:
+            sizes = [1 for _ in self.kernel.lengths]
+        elif positions is not None:
+            sizes = [len(taps) for taps in positions]
+        else:
+            sizes = [resampled(length, rate) for length in self.kernel.lengths]
+        if [kernel.shape for kernel in kernels] != [(C, size) for size in sizes]:
+            raise ValueError(
+                f"{type(self.kernel).__name__} must return kernels of {C} channels and {sizes} taps; "
+                f"got shapes {[tuple(kernel.shape) for kernel in kernels]}"
+            )
+
+    def mode_kernels(self) -> ModeKernels:
+        """Return the kernels as Fourier modes, if `shapes` reports modes."""
+        lengths = self.kernel.lengths
+        return ModeKernels(self.kernel.mode_coefficients(), [min(n, self.l_max) for n in lengths], lengths)
 
     @property
     def weights(self) -> Tensor | None:
@@ -137,7 +150,7 @@ class Branches(nn.Module):
             gain, shift = (z.view_as(scale) for z in running_affine(self.norm))
             scale, bias = scale * gain, (scale * shift).sum(0)
         if scale is not None:
-            kernels = [(s[:, None] * values, lags) for s, (values, lags) in zip(scale, kernels, strict=True)]
+            kernels = [Taps(s[:, None] * values, lags) for s, (values, lags) in zip(scale, kernels, strict=True)]
         return kernels, bias
 
     def reference(self, x: Tensor, mask: Tensor | None, rate: float) -> Tensor:

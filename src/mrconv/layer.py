@@ -280,20 +280,15 @@ class MRConv(Mixer, IntegerBuffers):
             return sliding
         return fourier_ssm(sliding, states or 4 * sliding.A.shape[1] + 1)
 
-    def choice(self, u: Tensor, rate: float | None = None) -> ops.Choice:
-        """Tell which op runs for inputs like u (B, L, d_model) in the present mode, and what the others would cost."""
+    def explain(self, u: Tensor, rate: float | None = None) -> ops.Selection:
+        """Return the algorithm that runs for inputs like u (B, L, d_model) in the current mode, and all costs."""
         check_input(u, self.d_model)
-        rate, x = self._resolve_rate(rate), self._cast(u[:1, :1]).transpose(1, 2)  # only its dtype and device matter
+        rate, x = self._resolve_rate(rate), self._cast(u[:1, :1]).transpose(1, 2)  # only dtype and device matter
         if self.backend == "reference" and not self.merged:
-            return ops.Choice("reference", False, {})
+            return ops.Selection(ops.Algorithm.REFERENCE)
         if self.uses_batch_statistics:
-            choice = self._wave_choice(x, rate)
-            if choice.op:
-                return choice
-            kernels = [kernel for d in self.directions for kernel in d.kernels(rate)]
-            return ops.choose_branch_sum(x, kernels, self._backend)
-        lags = self.merged_kernel(rate).lags
-        return ops.choose_conv(x, lags, self._backend)
+            return self._select_branch_sum(x, rate)
+        return ops.select_conv(x, self.merged_kernel(rate).lags, self._backend)
 
     def merged_kernel(self, rate: float | None = None, *, include_skip: bool = False) -> MergedKernel:
         """Return the kernel that all branches merge into with the running statistics; differentiable.
@@ -315,7 +310,7 @@ class MRConv(Mixer, IntegerBuffers):
             biases += [] if bias is None else [bias]
         values, lags = every[0]
         if include_skip and self.D is not None:
-            every.append((self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
+            every.append(Taps(self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
         merged = ops.merge(every, ahead, reach)
         return MergedKernel(*merged, sum(biases) if biases else values.new_zeros(values.shape[0]))  # type: ignore[arg-type]
 
@@ -409,10 +404,9 @@ class MRConv(Mixer, IntegerBuffers):
         total = torch.stack([branches.reference(wide, mask, rate) for branches in self.directions]).sum(0)
         return total.to(x.dtype)
 
-    def _wave_choice(self, x: Tensor, rate: float) -> ops.Choice:
-        """Choose whether to train the branches as waves, if that is what they are."""
-        modes = 0 if self.bidirectional else self.directions[0].wave_modes(rate)
-        return ops.choose_wave_sum(x, modes, self.l_max, self._backend) if modes else ops.Choice("", False, {})
+    def _select_branch_sum(self, x: Tensor, rate: float) -> ops.Selection:
+        shapes = [shape for direction in self.directions for shape in direction.shapes(rate)]
+        return ops.select_branch_sum(x, shapes, self._backend)
 
     def _cast(self, u: Tensor) -> Tensor:
         """Return u as autocast has it, but for the training of constant kernels, which is quickest from float32."""
@@ -433,14 +427,15 @@ class MRConv(Mixer, IntegerBuffers):
         weights = [alpha * norm.weight.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         skip = self.D if self.groups == 1 else None
-        rest = (torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync)
-        if self._wave_choice(x, rate).op.endswith("waves"):
-            kernel = directions[0].kernel
-            widths = [min(n, self.l_max) for n in kernel.lengths]
-            y, mean, var, count = ops.mode_branch_sum(x, kernel.waves(), widths, kernel.lengths, *rest)
+        normalization = ops.Normalization(
+            torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync
+        )
+        selection = self._select_branch_sum(x, rate)
+        if selection.algorithm is ops.Algorithm.MOVING_MODES:
+            y, mean, var, count = ops.branch_sum(x, directions[0].mode_kernels(), normalization, selection)
         else:
-            kernels = [kernel for d in directions for kernel in d.kernels(rate)]
-            y, mean, var, count = ops.branch_sum(x, kernels, *rest, self._backend)
+            kernels = [kernel for direction in directions for kernel in direction.kernels(rate)]
+            y, mean, var, count = ops.branch_sum(x, kernels, normalization, selection)
         for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
             track(norm, m.flatten(), v.flatten(), count)
         return y

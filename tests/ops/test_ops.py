@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mrconv import ops
-from mrconv.ops import select as dispatch
-from mrconv.ops.branch_sum.statistics import _total_by_doubling
-from mrconv.ops.tap_conv import op as taps
+from mrconv.ops import Algorithm, Normalization, Taps, select
+from mrconv.ops.branch_sum.statistics import cumulative_sum_by_doubling
+from mrconv.ops.tap_conv import shifts
 
 from ..conftest import gradients
 
@@ -49,10 +49,10 @@ def test_fft_conv_with_its_epilogue(gelu):
 
 
 @pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize("op", ["taps", "fft"])
+@pytest.mark.parametrize("expensive", [Algorithm.FFT, Algorithm.TAPS])
 @pytest.mark.parametrize("gelu", [False, True])
-def test_scattered_taps_equal_rolled_input(L, op, gelu, monkeypatch):
-    monkeypatch.setattr(dispatch, "cost", dear("fft" if op == "taps" else "taps"))
+def test_scattered_taps_equal_rolled_input(L, expensive, gelu, monkeypatch):
+    monkeypatch.setattr(select, "cost", costs_more(expensive))
     lags = (0, -3, 7, 64, -200)
     assert_same(
         lambda u, v, bias: ops.conv(u, v, lags, bias, gelu),
@@ -85,51 +85,51 @@ DENSE = [
 SCATTERED = [[(0,), (0, 2), (), (5, 70)], [(0, 3), (-1, -2), (-1, -90)]]
 
 
-def dear(*ops):
-    """Prices at which none of these is chosen."""
-    return lambda u, triton, op, reach, taps: float(op in ops)
+def costs_more(expensive):
+    """Return costs at which this algorithm is not selected if there is another one."""
+    return lambda u, triton, algorithm, problem: float(algorithm is expensive)
 
 
-CASES = [(lags, "tap sum") for lags in DENSE + SCATTERED] + [(lags, "spectral") for lags in SCATTERED]
+CASES = [(lags, Algorithm.SPECTRAL) for lags in DENSE + SCATTERED] + [(lags, Algorithm.TAPS) for lags in SCATTERED]
 
 
 @pytest.mark.parametrize("L", LENGTHS)
 @pytest.mark.parametrize(
-    ("lags", "op"), CASES, ids=lambda x: x if isinstance(x, str) else f"{len(x)}x{type(x[0]).__name__}"
+    ("lags", "expensive"), CASES, ids=lambda x: x if isinstance(x, str) else f"{len(x)}x{type(x[0]).__name__}"
 )
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("skipped", [False, True])
-def test_branch_sum_equals_all_branches(L, lags, op, masked, skipped, monkeypatch):
-    others = ("spectral", "spectral both ways") if op == "tap sum" else ("tap sum",)
-    monkeypatch.setattr(dispatch, "cost", dear(*others))
+def test_branch_sum_equals_all_branches(L, lags, expensive, masked, skipped, monkeypatch):
+    monkeypatch.setattr(select, "cost", costs_more(expensive))
     u, weight = double(3, 4, L) + 0.3, double(len(lags), 4)
-    skip = [double(4), double(4)] if skipped else []  # and bias
+    skip_and_bias = [double(4), double(4)] if skipped else []
     lengths = torch.tensor([L, 1, (L + 1) // 2]) if masked else None
     mask = torch.arange(L) < (torch.tensor([L] * 3) if lengths is None else lengths)[:, None]
 
     def run(f):
         def call(u, weight, *rest):
-            taps = list(zip(rest[: len(lags)], lags, strict=True))
-            y, *statistics = f(u * mask[:, None], taps, weight, *rest[len(lags) :], lengths=lengths)
-            found.append(statistics)
+            taps = [Taps(*kernel) for kernel in zip(rest[: len(lags)], lags, strict=True)]
+            normalization = Normalization(weight, *rest[len(lags) :], lengths=lengths)
+            y, *moments = f(u * mask[:, None], taps, normalization)
+            statistics.append(moments)
             return y * mask[:, None]
 
         return call
 
-    found = []
-    kernels = [double(4, len(at)) for at in lags]
-    assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), u, weight, *kernels, *skip, tolerance=1e-9)
-    for fast, plain in zip(*found, strict=True):
+    statistics = []
+    tensors = u, weight, *(double(4, len(at)) for at in lags), *skip_and_bias
+    assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), *tensors, tolerance=1e-9)
+    for fast, plain in zip(*statistics, strict=True):
         assert torch.allclose(fast, plain, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("size", [1, 30, 150, 10**6])
 def test_taps_give_the_same_in_slices_of_any_size(size, monkeypatch):
-    monkeypatch.setattr(taps, "SLICE", size)
+    monkeypatch.setattr(shifts, "SLICE", size)
     lags = [(0, 3), (-1, -2, 40)]
 
     def run(f):
-        return lambda u, a, b, w, d: f(u.transpose(1, 2), [(a, lags[0]), (b, lags[1])], w, d)[0]
+        return lambda u, a, b, w, d: f(u.transpose(1, 2), [Taps(a, lags[0]), Taps(b, lags[1])], Normalization(w, d)).y
 
     tensors = double(5, 13, 4), double(4, 2), double(4, 3), double(2, 4), double(4)
     assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), *tensors, tolerance=1e-9)
@@ -158,56 +158,27 @@ def test_fast_length_is_even_smooth_and_enough(n):
 
 
 @pytest.mark.parametrize("L", [*LENGTHS, 64])
-def test_total_by_doubling_is_the_cumulative_sum(L):
+def test_cumulative_sum_by_doubling(L):
     x = double(3, L)
-    assert torch.allclose(_total_by_doubling(x), x.cumsum(-1))
+    assert torch.allclose(cumulative_sum_by_doubling(x), x.cumsum(-1))
+
+
+def learned(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def branch_sum_tensors(kernels, branches):
+    """Return u, the kernels, weight, skip, bias, lengths, eps and sync of a branch sum."""
+    lengths = torch.tensor([9, 4])
+    return learned(2, 3, 9), kernels, learned(branches, 3), learned(3), learned(3), lengths, 1e-5, False
 
 
 OPCHECKS = {
-    "fft_conv": lambda: (
-        torch.randn(2, 3, 9, requires_grad=True),
-        torch.randn(3, 5, requires_grad=True),
-        torch.randn(3, requires_grad=True),
-        None,
-        2,
-        True,
-        False,
-    ),
-    "tap_conv": lambda: (
-        torch.randn(2, 3, 9, requires_grad=True),
-        torch.randn(3, 2, requires_grad=True),
-        torch.randn(3, requires_grad=True),
-        [0, -4],
-        True,
-        False,
-    ),
-    "branch_sum": lambda: (
-        torch.randn(2, 3, 9, requires_grad=True),
-        torch.randn(3, 9, requires_grad=True),
-        torch.randn(3, 3, requires_grad=True),
-        torch.randn(3, requires_grad=True),
-        torch.randn(3, requires_grad=True),
-        torch.tensor([9, 4]),
-        [2, 4, 3],
-        2,
-        1e-5,
-        False,
-        False,
-    ),
-    "tap_branch_sum": lambda: (
-        torch.randn(2, 3, 9, requires_grad=True),
-        torch.randn(3, 3, requires_grad=True),
-        torch.randn(2, 3, requires_grad=True),
-        torch.randn(3, requires_grad=True),
-        torch.randn(3, requires_grad=True),
-        torch.tensor([9, 4]),
-        [0, 1, -4],
-        [1, 2],
-        1e-5,
-        False,
-        False,
-    ),
-    "synthesize": lambda: (torch.randn(2, 3, 4, 2, requires_grad=True), [6, 12], [1.0, 2.0], False),
+    "fft_conv": lambda: (learned(2, 3, 9), learned(3, 5), learned(3), None, 2, True, False),
+    "tap_conv": lambda: (learned(2, 3, 9), learned(3, 2), learned(3), [0, -4], True, False),
+    "branch_sum_spectral": lambda: (*branch_sum_tensors(learned(3, 9), 3), [2, 4, 3], 2, False),
+    "branch_sum_taps": lambda: (*branch_sum_tensors(learned(3, 3), 2), [0, 1, -4], [1, 2], False),
+    "synthesize": lambda: (learned(2, 3, 4, 2), [6, 12], [1.0, 2.0], False),
 }
 
 
@@ -224,7 +195,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     assert dk.dtype == torch.float32
     assert torch.equal(y, ops.fft_conv(u.float(), k).to(dtype))
     assert torch.equal(ops.tap_conv(u, k, range(20)), ops.tap_conv(u.float(), k, range(20)).to(dtype))
-    y, mean, var, _ = ops.branch_sum(u, [(k, range(20))], torch.ones(1, 3))
+    y, mean, var, _ = ops.branch_sum(u, [Taps(k, range(20))], Normalization(torch.ones(1, 3)))
     assert y.dtype == dtype
     assert mean.dtype == var.dtype == torch.float32
 
@@ -233,16 +204,20 @@ def test_non_contiguous_inputs_give_the_same():
     u = double(2, 50, 4).transpose(1, 2)
     k = double(20, 4).t()
     assert torch.equal(ops.fft_conv(u, k), ops.fft_conv(u.contiguous(), k.contiguous()))
-    weight = double(1, 4)
-    strided = ops.branch_sum(u, [(k, range(20))], weight)
-    assert torch.equal(strided[0], ops.branch_sum(u.contiguous(), [(k.contiguous(), range(20))], weight)[0])
+    normalization = Normalization(double(1, 4))
+    strided = ops.branch_sum(u, [Taps(k, range(20))], normalization)
+    assert torch.equal(strided.y, ops.branch_sum(u.contiguous(), [Taps(k.contiguous(), range(20))], normalization).y)
     assert torch.equal(ops.tap_conv(u, k, range(20)), ops.tap_conv(u.contiguous(), k.contiguous(), range(20)))
 
 
 def test_float32_statistics_stay_accurate_at_length_16384():
     u = torch.randn(2, 3, 16384)
     kernels = [torch.randn(3, n) / n**0.5 for n in (1, 128, 16384)]
-    exact = ops.branch_sum(u.double(), [(k.double(), range(k.shape[1])) for k in kernels], torch.ones(3, 3).double())
-    single = ops.branch_sum(u, [(k, range(k.shape[1])) for k in kernels], torch.ones(3, 3))
-    assert torch.allclose(single[2].double(), exact[2], rtol=2e-6)
-    assert (single[0].double() - exact[0]).norm() < 2e-6 * exact[0].norm()
+
+    def run(dtype):
+        taps = [Taps(k.to(dtype), range(k.shape[1])) for k in kernels]
+        return ops.branch_sum(u.to(dtype), taps, Normalization(torch.ones(3, 3, dtype=dtype)))
+
+    exact, single = run(torch.float64), run(torch.float32)
+    assert torch.allclose(single.var.double(), exact.var, rtol=2e-6)
+    assert (single.y.double() - exact.y).norm() < 2e-6 * exact.y.norm()

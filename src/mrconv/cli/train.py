@@ -179,7 +179,7 @@ def _check_backend(experiment: Any) -> None:
     """Reject backend=triton where Triton cannot run."""
     import torch
 
-    from mrconv.ops.backends import triton_unavailable
+    from mrconv.ops import triton_unavailable
 
     device = "cuda" if experiment.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     if experiment.backend == "triton" and (why_not := triton_unavailable(torch.empty(0, device=device))):

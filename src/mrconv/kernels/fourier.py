@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import compute_dtype, synthesize
-from ..ops.constants import integers_on
+from ..ops import compute_dtype, constants, synthesize
 from .protocol import Kernel, register_kernel, resampled
 
 
@@ -38,7 +37,7 @@ class FourierKernel(Kernel):
         """Return the kernels, sampled at this rate from the same modes."""
         sizes = [resampled(n, rate) for n in self.lengths]
         modes = self.modes.to(compute_dtype(self.modes))
-        if modes.shape[2] == 1:  # constant
+        if self.constant:
             factors = [n**0.5 / size for n, size in zip(self.lengths, sizes, strict=True)]
             return list(torch._foreach_mul(modes[:, :, 0, :1].unbind(0), factors))
         if rate != 1:
@@ -47,20 +46,25 @@ class FourierKernel(Kernel):
         return synthesize(modes, sizes, [n**0.5 for n in self.lengths])
 
     @property
-    def wave_modes(self) -> int:  # type: ignore[override]
-        """Two or three modes are few enough."""
+    def constant(self) -> bool:
+        """Whether the only mode is the constant one."""
+        return self.modes.shape[2] == 1
+
+    @property
+    def moving_modes(self) -> int:
+        """The number of modes, if it is two or three."""
         M = self.modes.shape[2]
         return M if M in (2, 3) else 0
 
-    def waves(self) -> Tensor:
-        """Return the modes, weighted as the inverse FFT does, as waves."""
-        n = integers_on(self.lengths, self.modes)[:, None, None].to(compute_dtype(self.modes))
+    def mode_coefficients(self) -> Tensor:
+        """Return the modes, weighted as in the inverse FFT."""
+        n = constants(self.lengths, self.modes)[:, None, None].to(compute_dtype(self.modes))
         m = torch.arange(self.modes.shape[2], device=n.device)
         single = (m == 0) | (2 * m == n)
         factor = torch.where(single, 1.0, 2.0).masked_fill(2 * m > n, 0.0) * n.rsqrt()
         real, imaginary = self.modes.to(compute_dtype(self.modes)).unbind(-1)
-        waves = torch.stack([real * factor, -imaginary * factor.masked_fill(single, 0.0)], -1).flatten(2)
-        return torch.cat([waves[..., :1], waves[..., 2:]], -1)
+        coefficients = torch.stack([real * factor, -imaginary * factor.masked_fill(single, 0.0)], -1).flatten(2)
+        return torch.cat([coefficients[..., :1], coefficients[..., 2:]], -1)
 
 
 def _resample(modes: Tensor, length: int, size: int, delay: float) -> Tensor:

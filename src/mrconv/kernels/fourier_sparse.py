@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import per_tap
 from .fourier import FourierKernel
 from .protocol import Kernel, register_kernel
 from .sparse import SparseKernel
@@ -39,4 +38,6 @@ class FourierSparseKernel(Kernel):
         index = torch.cat([row + offset for row, offset in zip(self.sparse.index.unbind(0), offsets, strict=True)])
         smooth_weight, sparse_weight = self.beta.to(smooth.dtype).unbind(0)
         taps = (self.sparse.taps.to(smooth.dtype) * sparse_weight[..., None]).transpose(0, 1).flatten(1)
-        return list((smooth * per_tap(smooth_weight, sizes)).index_add(1, index, taps).split(sizes, 1))
+        weights = zip(smooth_weight.unbind(0), sizes, strict=True)
+        per_tap = torch.cat([weight[:, None].expand(-1, size) for weight, size in weights], 1)
+        return list((smooth * per_tap).index_add(1, index, taps).split(sizes, 1))

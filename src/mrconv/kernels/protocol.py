@@ -75,20 +75,25 @@ class Kernel(IntegerBuffers):
         raise NotImplementedError
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
-        """Return the kernels, each (channels, l_i) or, for tap kernels, (channels, number of its taps).
-
-        A kernel that is constant over its length may be given as (channels, 1).
+        """Return the kernels: each (channels, l_i), (channels, 1) if constant, or (channels, taps) if at positions.
 
         At another rate kernel i has `resampled(l_i, rate)` taps, tap s being the kernel at time s / rate + delay,
         scaled so that its sum (the gain at DC) stays the same.
         """
         raise NotImplementedError
 
-    wave_modes: int = 0
-    """M, if the kernels are M waves each and `waves` gives them; 0 if not, or too many for that to be worth it."""
+    @property
+    def constant(self) -> bool:
+        """Whether every kernel is constant over its length; `forward` then returns (channels, 1) for each."""
+        return False
 
-    def waves(self) -> Tensor:
-        """Return the kernels at rate 1 as waves, (N, channels, 2 M - 1): p_0, p_1, r_1, p_2, ...
+    @property
+    def moving_modes(self) -> int:
+        """M, if every kernel is M Fourier modes and M is small enough to compute them as moving sums; else 0."""
+        return 0
+
+    def mode_coefficients(self) -> Tensor:
+        """Return the kernels at rate 1 as modes, (N, channels, 2 M - 1): p_0, p_1, r_1, p_2, ...
 
         Kernel i is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) at tap tau, with w_m = 2 pi m / l_i.
         """

@@ -1,13 +1,15 @@
-"""The Triton kernels behind `windows.py` for kernels of a few modes. A program does a tile of ROWS positions.
+"""Branches whose kernels are a few Fourier modes, as moving sums of u[s] e^{i w (t-s)}; by Triton.
 
-A branch's kernel is a sum of waves e^{i w tau} over lags 0 .. W - 1. In the tile that starts at t0, with j = t - t0,
+The algorithm is that of `moving_sum_triton.py` with a complex moving sum for every mode. A branch's kernel is a sum of
+modes e^{i w tau} over lags 0 .. W - 1. In the tile of TILE_TIME positions that starts at t0, with j = t - t0,
 
     Z[t]  =  sum_{s = t-W+1 .. t} x[s] e^{i w (t-s)}
           =  e^{i w j} (carry + sum_{i <= j} (x[t0+i] - f x[t0+i-W]) e^{-i w i})
 
-where f = e^{i w W}, and carry = e^{i w} Z[t0 - 1] has been put together from sums of x[s] e^{-i w i} over whole tiles.
+where f = e^{i w W}, and carry = e^{i w} Z[t0 - 1] is assembled from sums of x[s] e^{-i w i} over whole tiles.
 The real and imaginary parts of Z are the basis functions (1 for w = 0, else 2) that a branch's coefficients weight.
-All phases count from a tile's start, and what enters a carry leaves it again bit by bit, so that nothing drifts.
+All phases are relative to a tile's start, and what is added to a carry is later subtracted bit by bit, so that errors
+do not accumulate.
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ from torch import Tensor
 
 import triton
 
-from ..triton_tools import branch_gradients, summed, tiles
+from .._common import compute_dtype
+from .._triton import allocate_branch_gradients, sum_parts, tiles, wide
 
-ROWS, COLUMNS, WARPS = 32, 32, 1  # of a tile: positions, channels; a channel a thread makes running sums cheapest
-STEPS = 8  # tiles whose carries are found at a time
-SLICE_BYTES = 64 * 2**20  # of all branches' gradients that are in memory at a time, about
+TILE_TIME, TILE_CHANNELS, WARPS = 32, 32, 1  # one channel per thread makes cumulative sums cheapest
+STEPS = 8  # tiles whose carries are computed at a time
+SLICE_BYTES = 64 * 2**20  # of all branches' gradients in memory at a time, about
 
 
 @triton.jit
 def _at(x, t, j, c, x_l, x_c):  # type: ignore[no-untyped-def]
-    """Return pointers to positions t + j and channels c: 64 bits up to a tile's first row, 32 within."""
+    """Return pointers to positions t + j and channels c: 64-bit offsets to a tile's start, 32-bit within."""
     first = x + tl.full([], t, tl.int64) * x_l + c.to(tl.int64) * x_c
     return first[None, :] + (j * x_l)[:, None]
 
@@ -46,15 +49,15 @@ def _load(x, t, j, c, x_l, x_c, C, L, WIDE: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def _sum_from(start, x, i):  # type: ignore[no-untyped-def]
-    """Return the running sum over rows, beginning with `start` before row 0; i counts the rows."""
+    """Return the cumulative sum over positions i = 0, 1, ..., beginning with `start` before position 0."""
     return tl.cumsum(tl.where((i == 0)[:, None], x + start[None, :], x), 0)
 
 
 @triton.jit
-def _wave(d, before, carry, rows, edges, i, c, C, m: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the real and imaginary part of Z for mode m > 0; d is x less what left the window, `before`."""
-    cos = tl.load(rows + 2 * m * BL + i)[:, None]
-    sin = tl.load(rows + (2 * m + 1) * BL + i)[:, None]
+def _mode(d, before, carry, phases, edges, i, c, C, m: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the real and imaginary part of Z for mode m > 0; d is x - before, `before` being x[t - W]."""
+    cos = tl.load(phases + 2 * m * BL + i)[:, None]
+    sin = tl.load(phases + (2 * m + 1) * BL + i)[:, None]
     even = tl.load(carry + (2 * m - 1) * C + c, c < C, 0.0)
     odd = tl.load(carry + 2 * m * C + c, c < C, 0.0)
     if CUT:
@@ -70,31 +73,31 @@ def _wave(d, before, carry, rows, edges, i, c, C, m: tl.constexpr, CUT: tl.const
 
 @triton.jit
 def _branch(  # type: ignore[no-untyped-def]
-    d, before, factors, carry, rows, edges, i, c, C, M: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr
+    d, before, factors, carry, phases, edges, i, c, C, M: tl.constexpr, CUT: tl.constexpr, BL: tl.constexpr
 ):
     """Return a branch's output in this tile."""
     y = _sum_from(tl.load(carry + c, c < C, 0.0), d, i) * tl.load(factors + c, c < C, 0.0)[None, :]
     for m in tl.static_range(1, M):
-        even, odd = _wave(d, before, carry, rows, edges, i, c, C, m, CUT, BL)
+        even, odd = _mode(d, before, carry, phases, edges, i, c, C, m, CUT, BL)
         y += even * tl.load(factors + (2 * m - 1) * C + c, c < C, 0.0)[None, :]
         y += odd * tl.load(factors + 2 * m * C + c, c < C, 0.0)[None, :]
     return y
 
 
 @triton.jit
-def _store_sums(x, rows, out, j, c, C, M: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store the sums over rows of x times the table's e^{-i w j}."""
-    tl.store(out + c, tl.sum(x * tl.load(rows + j)[:, None], 0), c < C)
+def _store_sums(x, phases, out, j, c, C, M: tl.constexpr, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the sums over positions of x times e^{-i w j}."""
+    tl.store(out + c, tl.sum(x * tl.load(phases + j)[:, None], 0), c < C)
     for m in tl.static_range(1, M):
-        even = tl.sum(x * tl.load(rows + 2 * m * BL + j)[:, None], 0)
-        odd = tl.sum(x * tl.load(rows + (2 * m + 1) * BL + j)[:, None], 0)
+        even = tl.sum(x * tl.load(phases + 2 * m * BL + j)[:, None], 0)
+        odd = tl.sum(x * tl.load(phases + (2 * m + 1) * BL + j)[:, None], 0)
         tl.store(out + (2 * m - 1) * C + c, even, c < C)
         tl.store(out + 2 * m * C + c, -odd, c < C)
 
 
 @triton.jit(do_not_specialize=["x", "L", "x_b", "part"])
 def _sums_kernel(  # type: ignore[no-untyped-def]
-    x, shapes, rows, out, C, L, N, x_b, x_c, x_l, part,
+    x, shapes, phases, out, C, L, N, x_b, x_c, x_l, part,
     M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     j = tl.arange(0, BL)
@@ -103,17 +106,17 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
     v = _load(x + b * x_b, tl.program_id(0) * BL, j, c, x_l, x_c, C, L, WIDE)
     here = out + (b * tl.num_programs(0) + tl.program_id(0)) * N * (2 * M - 1) * C
     for i in range(N):
-        _store_sums(v, rows + (6 * i + 2) * M * BL, here, j, c, C, M, BL)
+        _store_sums(v, phases + (6 * i + 2) * M * BL, here, j, c, C, M, BL)
         if tl.load(shapes + 3 * i + 2) != 0:
-            _store_sums(v, rows + (6 * i + 4) * M * BL, here + part, j, c, C, M, BL)
+            _store_sums(v, phases + (6 * i + 4) * M * BL, here + part, j, c, C, M, BL)
         here += (2 * M - 1) * C
 
 
 @triton.jit
-def _pair(sums, k, c, C, T, m, row):  # type: ignore[no-untyped-def]
+def _pair(sums, k, c, C, T, m, stride):  # type: ignore[no-untyped-def]
     """Return mode m's sums of tiles k as a complex pair, zero outside of 0 .. T - 1."""
     inside = ((k >= 0) & (k < T))[:, None]
-    at = sums + k.to(tl.int64)[:, None] * row + c[None, :]
+    at = sums + k.to(tl.int64)[:, None] * stride + c[None, :]
     even = tl.load(at + tl.maximum(2 * m - 1, 0) * C, inside & (c < C)[None, :], 0.0).to(tl.float64)
     odd = tl.load(at + 2 * m * C, inside & (c < C * tl.minimum(m, 1))[None, :], 0.0).to(tl.float64)
     return even, odd
@@ -132,11 +135,11 @@ def _carries_kernel(  # type: ignore[no-untyped-def]
     i = tl.program_id(0) // M
     m = tl.program_id(0) % M
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    row = (N * (2 * M - 1) * C).to(tl.int64)
-    first = tl.program_id(2).to(tl.int64) * T * row + i * (2 * M - 1) * C
+    stride = (N * (2 * M - 1) * C).to(tl.int64)
+    first = tl.program_id(2).to(tl.int64) * T * stride + i * (2 * M - 1) * C
     reach = tl.load(shapes + 3 * i + 1)
-    parted = T * tl.load(shapes + 3 * i + 2)  # tiles that have sums of their early rows
-    turns = steps + tl.program_id(0) * 2 * (BK + 2)  # by 0 .. BK tiles, and by the window's whole tiles
+    parted = T * tl.load(shapes + 3 * i + 2)  # tiles with separate sums over the positions that are not in the window
+    turns = steps + tl.program_id(0) * 2 * (BK + 2)  # rotations by 0 .. BK tiles, and by the window's whole tiles
     j = tl.arange(0, BK)
     cos = tl.load(turns + j)[:, None]
     sin = tl.load(turns + BK + 2 + j)[:, None]
@@ -154,10 +157,10 @@ def _carries_kernel(  # type: ignore[no-untyped-def]
     held_odd = tl.zeros([BC], tl.float64)
     for start in range(0, T, BK):
         k = start + j
-        even, odd = _pair(sums + first, k, c, C, T, m, row)
-        more_even, more_odd = _pair(sums + part + first, k, c, C, parted, m, row)
-        late_even, late_odd = _pair(sums + first, k - reach, c, C, T, m, row)
-        early_even, early_odd = _pair(sums + part + first, k - reach, c, C, parted, m, row)
+        even, odd = _pair(sums + first, k, c, C, T, m, stride)
+        more_even, more_odd = _pair(sums + part + first, k, c, C, parted, m, stride)
+        late_even, late_odd = _pair(sums + first, k - reach, c, C, T, m, stride)
+        early_even, early_odd = _pair(sums + part + first, k - reach, c, C, parted, m, stride)
         late_even, late_odd = _turn(late_even, late_odd, reach_cos, reach_sin)
         early_even, early_odd = _turn(early_even, early_odd, reach_cos, reach_sin)
         even += more_even - late_even - early_even
@@ -168,7 +171,7 @@ def _carries_kernel(  # type: ignore[no-untyped-def]
         )
         held_even, held_odd = _turn(held_even + tl.sum(even, 0), held_odd + tl.sum(odd, 0), all_cos, all_sin)
         even, odd = _turn(whole_even + late_even, whole_odd + late_odd, one_cos, one_sin)
-        at = (k + 1).to(tl.int64)[:, None] * row + c[None, :]
+        at = (k + 1).to(tl.int64)[:, None] * stride + c[None, :]
         inside = (k + 1 < T)[:, None]
         tl.store(out_even + at, even.to(carries.dtype.element_ty), inside & (c < C)[None, :])
         tl.store(out_odd + at, odd.to(carries.dtype.element_ty), inside & (c < C * tl.minimum(m, 1))[None, :])
@@ -176,7 +179,7 @@ def _carries_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["u", "L", "u_b"])
 def _moments_kernel(  # type: ignore[no-untyped-def]
-    u, shapes, rows, edges, factors, carries, lengths, out, C, L, N, u_b, u_c, u_l,
+    u, shapes, phases, edges, factors, carries, lengths, out, C, L, N, u_b, u_c, u_l,
     MASKED: tl.constexpr, CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     j = tl.arange(0, BL)
@@ -194,19 +197,19 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
     out += tile * 2 * N * C
     for i in range(N):
         before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
-        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
+        v = _branch(x - before, before, factors, here, phases, edges, j, c, C, M, CUT, BL)
         v = tl.where(valid, v, 0.0)
         tl.store(out + i * C + c, tl.sum(v, 0), c < C)
         tl.store(out + (N + i) * C + c, tl.sum(v * v, 0), c < C)
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
-        rows += 6 * M * BL
+        phases += 6 * M * BL
         edges += 2 * M
 
 
 @triton.jit(do_not_specialize=["x", "other", "y", "L", "x_n", "x_b", "o_b", "y_b"])
 def _output_kernel(  # type: ignore[no-untyped-def]
-    x, other, shapes, rows, edges, factors, carries, skip, bias, y, C, L, N,
+    x, other, shapes, phases, edges, factors, carries, skip, bias, y, C, L, N,
     x_n, x_b, x_c, x_l, o_b, o_c, o_l, y_b, y_c, y_l,
     SKIP: tl.constexpr, REVERSE: tl.constexpr, CUT: tl.constexpr,
     M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
@@ -235,10 +238,10 @@ def _output_kernel(  # type: ignore[no-untyped-def]
             x += x_n
         else:
             before = _load(x, t - w, j, c, x_l, x_c, C, L, WIDE)
-        total += _branch(v - before, before, factors, here, rows, edges, i, c, C, M, CUT, BL)
+        total += _branch(v - before, before, factors, here, phases, edges, i, c, C, M, CUT, BL)
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
-        rows += 6 * M * BL
+        phases += 6 * M * BL
         edges += 2 * M
     if SKIP:
         d = tl.load(skip + c, c < C, 0.0).to(WIDE)
@@ -249,7 +252,7 @@ def _output_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["u", "g", "L", "u_b", "g_b"])
 def _products_kernel(  # type: ignore[no-untyped-def]
-    u, g, shapes, rows, edges, factors, carries, out, C, L, N, u_b, u_c, u_l, g_b, g_c, g_l,
+    u, g, shapes, phases, edges, factors, carries, out, C, L, N, u_b, u_c, u_l, g_b, g_c, g_l,
     CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     j = tl.arange(0, BL)
@@ -258,25 +261,25 @@ def _products_kernel(  # type: ignore[no-untyped-def]
     b = tl.program_id(2).to(tl.int64)
     u += b * u_b
     x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
-    pull = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
+    grad = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
     tile = b * tl.num_programs(0) + tl.program_id(0)
     here = carries + tile * N * (2 * M - 1) * C
     out += tile * (N + 2) * C
-    tl.store(out + N * C + c, tl.sum(pull, 0), c < C)
-    tl.store(out + (N + 1) * C + c, tl.sum(pull * x, 0), c < C)
+    tl.store(out + N * C + c, tl.sum(grad, 0), c < C)
+    tl.store(out + (N + 1) * C + c, tl.sum(grad * x, 0), c < C)
     for i in range(N):
         before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
-        v = _branch(x - before, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
-        tl.store(out + i * C + c, tl.sum(pull * v, 0), c < C)
+        v = _branch(x - before, before, factors, here, phases, edges, j, c, C, M, CUT, BL)
+        tl.store(out + i * C + c, tl.sum(grad * v, 0), c < C)
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
-        rows += 6 * M * BL
+        phases += 6 * M * BL
         edges += 2 * M
 
 
 @triton.jit(do_not_specialize=["u", "g", "dc", "L", "u_b", "g_b", "d_n", "d_b", "part"])
-def _pull_kernel(  # type: ignore[no-untyped-def]
-    u, g, shapes, rows, edges, factors, carries, numbers, lengths, dc, dfactors, sums, C, L, N,
+def _gradient_kernel(  # type: ignore[no-untyped-def]
+    u, g, shapes, phases, edges, factors, carries, normalization, lengths, dc, dfactors, sums, C, L, N,
     u_b, u_c, u_l, g_b, g_c, g_l, d_n, d_b, d_c, d_l, part,
     MASKED: tl.constexpr, CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -292,7 +295,7 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     valid = (t + j < end)[:, None] & real
     u += b * u_b
     x = _load(u, t, j, c, u_l, u_c, C, L, WIDE)
-    pull = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
+    grad = _load(g + b * g_b, t, j, c, g_l, g_c, C, L, WIDE)
     size = N * (2 * M - 1) * C
     tile = b * tl.num_programs(0) + tl.program_id(0)
     here = carries + tile * size
@@ -302,20 +305,20 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     for i in range(N):
         before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
         d = x - before
-        v = _branch(d, before, factors, here, rows, edges, j, c, C, M, CUT, BL)
-        s = tl.load(numbers + c, c < C, 0.0)
-        q = tl.load(numbers + N * C + c, c < C, 0.0)
-        a = tl.load(numbers + 2 * N * C + c, c < C, 0.0)
-        v = tl.where(valid, s[None, :] * pull - a[None, :] - q[None, :] * v, 0.0)
-        v = v.to(dc.dtype.element_ty).to(WIDE)  # as it is stored: what enters a carry is what leaves it again
+        v = _branch(d, before, factors, here, phases, edges, j, c, C, M, CUT, BL)
+        s = tl.load(normalization + c, c < C, 0.0)
+        q = tl.load(normalization + N * C + c, c < C, 0.0)
+        a = tl.load(normalization + 2 * N * C + c, c < C, 0.0)
+        v = tl.where(valid, s[None, :] * grad - a[None, :] - q[None, :] * v, 0.0)
+        v = v.to(dc.dtype.element_ty).to(WIDE)  # as it is stored: a carry subtracts exactly what was added to it
         tl.store(at, v, (t + j < L)[:, None] & real)
-        _store_sums(v, rows + 2 * M * BL, sums, BL - 1 - j, c, C, M, BL)
+        _store_sums(v, phases + 2 * M * BL, sums, BL - 1 - j, c, C, M, BL)
         if tl.load(shapes + 3 * i + 2) != 0:
-            _store_sums(v, rows + 4 * M * BL, sums + part, BL - 1 - j, c, C, M, BL)
+            _store_sums(v, phases + 4 * M * BL, sums + part, BL - 1 - j, c, C, M, BL)
         constant = _sum_from(tl.load(here + c, c < C, 0.0), d, j)
         tl.store(dfactors + c, tl.sum(v * constant, 0), c < C)
         for m in tl.static_range(1, M):
-            even, odd = _wave(d, before, here, rows, edges, j, c, C, m, CUT, BL)
+            even, odd = _mode(d, before, here, phases, edges, j, c, C, m, CUT, BL)
             tl.store(dfactors + (2 * m - 1) * C + c, tl.sum(v * even, 0), c < C)
             tl.store(dfactors + 2 * m * C + c, tl.sum(v * odd, 0), c < C)
         at += d_n
@@ -323,20 +326,20 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
         here += (2 * M - 1) * C
         dfactors += (2 * M - 1) * C
         sums += (2 * M - 1) * C
-        numbers += C
-        rows += 6 * M * BL
+        normalization += C
+        phases += 6 * M * BL
         edges += 2 * M
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What the kernels know of the branches beforehand, on a device, computed from angles in float64."""
+    """Constants of the branches, on a device, computed from angles in float64."""
 
-    shapes: Tensor  # (nb, 3): a window's width, the whole tiles in it, whether sums of part of a tile are needed
-    rows: Tensor  # (nb, 3, modes, 2, ROWS): cos and sin of w j; only for those rows of a window's first tile that are
-    # in it, else 0; only for the others
-    edges: Tensor  # (nb, modes, 2): 1 - cos and sin of w W
-    steps: Tensor  # (nb, modes, 2, STEPS + 2): cos and sin of w ROWS times 0 .. STEPS and times the whole tiles
+    shapes: Tensor  # (N, 3): a window's width, its number of whole tiles, whether partial sums of a tile are needed
+    phases: Tensor  # (N, 3, modes, 2, TILE_TIME): cos and sin of w j for all positions j of a tile; for those of the
+    # window's first tile that are inside the window, else 0; for the others
+    edges: Tensor  # (N, modes, 2): 1 - cos and sin of w W
+    steps: Tensor  # (N, modes, 2, STEPS + 2): cos and sin of w TILE_TIME times 0 .. STEPS and times the whole tiles
     uneven: tuple[int, ...]  # widths that are not a multiple of their period
 
 
@@ -344,146 +347,136 @@ class Tables:
 def tables(
     widths: tuple[int, ...], periods: tuple[int, ...], modes: int, dtype: torch.dtype, device: torch.device
 ) -> Tables:
-    """Return the tables of these branches, the same ones every time."""
+    """Return the tables of these branches; cached."""
     with torch.inference_mode(False):
         W, period = torch.tensor(widths), torch.tensor(periods)[:, None, None]
-        reach = (W + ROWS - 1) // ROWS - 1
-        missing = (reach + 1) * ROWS - W
+        reach = (W + TILE_TIME - 1) // TILE_TIME - 1
+        missing = (reach + 1) * TILE_TIME - W
         m = torch.arange(modes)[None, :, None]
 
-        def waves(times: Tensor) -> Tensor:
-            """Return cos and sin of w times (nb or 1, n), exact in phase: (nb, modes, 2, n)."""
+        def cos_sin(times: Tensor) -> Tensor:
+            """Return cos and sin of w times (N or 1, n), reduced exactly to one period: (N, modes, 2, n)."""
             angle = ((m * times[:, None]) % period).double() * (2 * math.pi) / period
             return torch.stack([angle.cos(), angle.sin()], 2)
 
-        j = torch.arange(ROWS)
-        rows = waves(j[None])
-        late = rows * (j >= missing[:, None])[:, None, None]
-        edges = waves(W[:, None])[..., 0]
+        j = torch.arange(TILE_TIME)
+        phases = cos_sin(j[None])
+        late = phases * (j >= missing[:, None])[:, None, None]
+        edges = cos_sin(W[:, None])[..., 0]
         edges[..., 0] = 1 - edges[..., 0]
-        steps = waves(ROWS * torch.cat([torch.arange(STEPS + 1).expand(len(widths), -1), reach[:, None]], 1))
+        steps = cos_sin(TILE_TIME * torch.cat([torch.arange(STEPS + 1).expand(len(widths), -1), reach[:, None]], 1))
         shapes = torch.stack([W, reach, (missing > 0) & (reach > 0)], 1)
         return Tables(
             shapes.to(device, torch.int32),
-            torch.stack([rows, late, rows - late], 1).to(device, dtype),
+            torch.stack([phases, late, phases - late], 1).to(device, dtype),
             edges.to(device, dtype),
             steps.to(device),
             tuple(w for w, n in zip(widths, periods, strict=True) if w % n),
         )
 
 
-class ModeWindows:
-    """Branches of windows and modes over inputs like u (B, C, L), computed in a dtype."""
+class MovingModes:
+    """Branches of M modes each over u (B, C, L): coefficients (N, C, 2 M - 1) as in `ModeKernels`."""
 
     def __init__(
-        self, u: Tensor, widths: Sequence[int], periods: Sequence[int], modes: int, dtype: torch.dtype
+        self, u: Tensor, coefficients: Tensor, lengths: Tensor | None, widths: Sequence[int], periods: Sequence[int]
     ) -> None:
-        self.tables = tables(tuple(widths), tuple(periods), modes, dtype, u.device)
-        self.nb, self.modes, self.rank, self.dtype = len(widths), modes, 2 * modes - 1, dtype
-        self.waves = (self.tables.shapes, self.tables.rows, self.tables.edges)
-        self.wide = {"M": modes, "WIDE": tl.float64 if dtype == torch.float64 else tl.float32}
+        modes, self.dtype = coefficients.shape[2] // 2 + 1, compute_dtype(u, coefficients)
+        self.tables = tables(tuple(widths), tuple(periods), modes, self.dtype, u.device)
+        self.u, self.lengths, self.N, self.modes = u, lengths, len(widths), modes
+        self.factors = coefficients.to(self.dtype).transpose(1, 2).contiguous()  # (N, 2 M - 1, C)
+        self.constants = (self.tables.shapes, self.tables.phases, self.tables.edges)
+        self.options = {"M": modes, "WIDE": wide(self.dtype), "BL": TILE_TIME, "BC": TILE_CHANNELS, "num_warps": WARPS}
         self.cut = {"CUT": any(w < u.shape[2] for w in self.tables.uneven)}
-        self.tile = {"BL": ROWS, "BC": COLUMNS, "num_warps": WARPS}
+        self.grid = tiles(u, TILE_TIME, TILE_CHANNELS)
+        self.carries = self._carries()
 
-    def _numbers(self, *shape: int, like: Tensor) -> Tensor:
-        return like.new_empty(shape, dtype=self.dtype)
+    def _empty(self, *shape: int) -> Tensor:
+        return self.u.new_empty(shape, dtype=self.dtype)
 
-    def carries(self, u: Tensor) -> Tensor:
-        """Return e^{i w} Z[t0 - 1] of every tile, (B, tiles, nb, rank, C)."""
-        grid, (B, C, L) = tiles(u, ROWS, COLUMNS), u.shape
-        sums = self._numbers(2, B, grid[0], self.nb, self.rank, C, like=u)
-        _sums_kernel[grid](
-            u, self.tables.shapes, self.tables.rows, sums, C, L, self.nb, *u.stride(), sums.stride(0),
-            **self.wide, **self.tile,
-        )  # fmt: skip
-        return self.carries_from(sums)
+    def _carries(self) -> Tensor:
+        """Return e^{i w} Z[t0 - 1] of every tile, (B, tiles, N, 2 M - 1, C)."""
+        u, (B, C, L) = self.u, self.u.shape
+        sums = self._empty(2, B, self.grid[0], *self.factors.shape)
+        _sums_kernel[self.grid](
+            u, self.tables.shapes, self.tables.phases, sums, C, L, self.N, *u.stride(), sums.stride(0), **self.options
+        )
+        return self._carries_from(sums)
 
-    def carries_from(self, sums: Tensor) -> Tensor:
-        """Return the carries, given every tile's sums (2, B, tiles, nb, rank, C)."""
-        _, B, T, nb, _, C = sums.shape
+    def _carries_from(self, sums: Tensor) -> Tensor:
+        """Return the carries, given the sums of every tile (2, B, tiles, N, 2 M - 1, C)."""
+        _, B, T, N, _, C = sums.shape
         carries = torch.empty_like(sums[0])
-        _carries_kernel[(nb * self.modes, triton.cdiv(C, COLUMNS), B)](
-            sums, carries, self.tables.shapes, self.tables.steps, C, T, nb, sums.stride(0),
-            M=self.modes, BK=STEPS, BC=COLUMNS, num_warps=WARPS,
+        _carries_kernel[(N * self.modes, triton.cdiv(C, TILE_CHANNELS), B)](
+            sums, carries, self.tables.shapes, self.tables.steps, C, T, N, sums.stride(0),
+            M=self.modes, BK=STEPS, BC=TILE_CHANNELS, num_warps=WARPS,
         )  # fmt: skip
         return carries
 
-    def moments(self, u: Tensor, carries: Tensor, factors: Tensor, lengths: Tensor | None) -> Tensor:
-        """Sums of c_b and of c_b^2 over batch and valid positions, (2, nb, C), for factors (nb, rank, C)."""
-        grid, (_, C, L) = tiles(u, ROWS, COLUMNS), u.shape
-        parts = self._numbers(grid[0] * grid[2], 2, self.nb, C, like=u)
-        _moments_kernel[grid](
-            u, *self.waves, factors, carries, u if lengths is None else lengths, parts, C, L, self.nb, *u.stride(),
-            MASKED=lengths is not None, **self.cut, **self.wide, **self.tile,
+    def moments(self) -> tuple[Tensor, None]:
+        """Return the sums of c_b and of c_b^2 over batch and valid positions, (2, N, C)."""
+        u, lengths, (_, C, L) = self.u, self.lengths, self.u.shape
+        parts = self._empty(self.grid[0] * self.grid[2], 2, self.N, C)
+        _moments_kernel[self.grid](
+            u, *self.constants, self.factors, self.carries, u if lengths is None else lengths, parts, C, L, self.N,
+            *u.stride(), MASKED=lengths is not None, **self.cut, **self.options,
         )  # fmt: skip
-        return summed(parts)
+        return sum_parts(parts).to(self.dtype), None
 
-    def output(self, u: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor) -> Tensor:
-        """y = sum over branches and basis functions, weighted by factors (nb, rank, C), + skip u + bias."""
-        y = torch.empty_like(u)
-        self._output(u, 0, u, carries, factors, skip, bias, y, REVERSE=False)
+    def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
+        """Return sum_b scale_b c_b + skip u + shift, like u."""
+        y = torch.empty_like(self.u)
+        self._output(self.u, 0, self.u, self.carries, scale[:, None] * self.factors, skip, shift, y, REVERSE=False)
         return y
 
     def _output(
         self, x: Tensor, x_n: int, other: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor,
         y: Tensor, REVERSE: bool,
     ) -> None:  # fmt: skip
-        _output_kernel[tiles(y, ROWS, COLUMNS)](
-            x, other, *self.waves, factors, carries, bias if skip is None else skip, bias, y, *y.shape[1:], self.nb,
+        _output_kernel[tiles(y, TILE_TIME, TILE_CHANNELS)](
+            x, other, *self.constants, factors, carries, bias if skip is None else skip, bias, y, *y.shape[1:], self.N,
             x_n, *x.stride()[-3:], *other.stride(), *y.stride(), SKIP=skip is not None, REVERSE=REVERSE,
-            **self.cut, **self.wide, **self.tile,
+            **self.cut, **self.options,
         )  # fmt: skip
 
-    def products(self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums over batch and time of g c_b (nb, C), of g (C,) and of g u (C,)."""
-        grid, (_, C, L) = tiles(u, ROWS, COLUMNS), u.shape
-        parts = self._numbers(grid[0] * grid[2], self.nb + 2, C, like=u)
-        _products_kernel[grid](
-            u, g, *self.waves, factors, carries, parts, C, L, self.nb, *u.stride(), *g.stride(),
-            **self.cut, **self.wide, **self.tile,
+    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums over batch and time of g c_b, (N, C), of g, (C,), and of g u, (C,)."""
+        self.g, u, (_, C, L) = grad, self.u, self.u.shape
+        parts = self._empty(self.grid[0] * self.grid[2], self.N + 2, C)
+        _products_kernel[self.grid](
+            u, grad, *self.constants, self.factors, self.carries, parts, C, L, self.N, *u.stride(), *grad.stride(),
+            **self.cut, **self.options,
         )  # fmt: skip
-        found = summed(parts).to(self.dtype)
-        return found[: self.nb], found[self.nb], found[self.nb + 1]
+        sums = sum_parts(parts).to(self.dtype)
+        return sums[: self.N], sums[self.N], sums[self.N + 1]
 
-    def pull(
-        self,
-        u: Tensor,
-        g: Tensor,
-        carries: Tensor,
-        factors: Tensor,
-        numbers: Tensor,
-        skip: Tensor | None,
-        lengths: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return du and the factors' gradient for dc_b = s_b g - a_b - q_b c_b; numbers (3, nb, C) are s, q and a.
+    def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of u and of the coefficients for dc_b = s_b g - a_b - q_b c_b.
 
-        A few sequences at a time, since every branch's dc is in memory meanwhile; in half precision if u is.
+        Some sequences at a time: dc_b of all branches is in memory, in half precision if u is.
         """
+        u, g, normalization = self.u, self.g, torch.stack([s, q, a])
         du = torch.empty_like(u)
-        dfactors = torch.zeros_like(factors, dtype=torch.float64)
-        scratch = branch_gradients(u, self.nb, SLICE_BYTES, self.dtype)
+        dfactors = torch.zeros_like(self.factors, dtype=torch.float64)
+        scratch = allocate_branch_gradients(u, self.N, SLICE_BYTES, self.dtype)
         for start in range(0, len(u), scratch.shape[1]):
-            rows = slice(start, start + scratch.shape[1])
-            dc = scratch[:, : len(u[rows])]
-            dfactors_here, sums = self._pull(
-                u[rows], g[rows], carries[rows], factors, numbers, None if lengths is None else lengths[rows], dc
-            )
-            dfactors += dfactors_here
-            back = self.carries_from(sums)
-            self._output(dc, dc.stride(0), g[rows], back, factors, skip, numbers, du[rows], REVERSE=True)
-        return du, dfactors
+            some = slice(start, start + scratch.shape[1])
+            dc = scratch[:, : len(u[some])]
+            more, sums = self._branch_gradients(some, normalization, dc)
+            dfactors += more
+            carries = self._carries_from(sums)
+            self._output(dc, dc.stride(0), g[some], carries, self.factors, skip, normalization, du[some], REVERSE=True)
+        return du, dfactors.transpose(1, 2)
 
-    def _pull(
-        self, u: Tensor, g: Tensor, carries: Tensor, factors: Tensor, numbers: Tensor, lengths: Tensor | None,
-        dc: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Write dc (nb, B, C, L); return the factors' gradient and the sums of dc's tiles in reversed time."""
-        grid, (B, C, L) = tiles(u, ROWS, COLUMNS), u.shape
-        parts = self._numbers(grid[0] * B, *factors.shape, like=u)
-        sums = self._numbers(2, B, grid[0], *factors.shape, like=u)
-        _pull_kernel[grid](
-            u, g, *self.waves, factors, carries, numbers, u if lengths is None else lengths, dc, parts, sums, C, L,
-            self.nb, *u.stride(), *g.stride(), *dc.stride(), sums.stride(0), MASKED=lengths is not None,
-            **self.cut, **self.wide, **self.tile,
+    def _branch_gradients(self, some: slice, normalization: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+        """Write dc (N, b, C, L) of some sequences; return the factors' gradient and dc's tile sums in reversed time."""
+        u, g, lengths = self.u[some], self.g[some], None if self.lengths is None else self.lengths[some]
+        grid, (B, C, L) = tiles(u, TILE_TIME, TILE_CHANNELS), u.shape
+        parts = self._empty(grid[0] * B, *self.factors.shape)
+        sums = self._empty(2, B, grid[0], *self.factors.shape)
+        _gradient_kernel[grid](
+            u, g, *self.constants, self.factors, self.carries[some], normalization, u if lengths is None else lengths,
+            dc, parts, sums, C, L, self.N, *u.stride(), *g.stride(), *dc.stride(), sums.stride(0),
+            MASKED=lengths is not None, **self.cut, **self.options,
         )  # fmt: skip
-        return summed(parts), sums
+        return sum_parts(parts), sums

@@ -1,6 +1,12 @@
-"""The Triton kernels behind `windows.py`. Tensors are (B, C, L) with any strides; a program does a tile of (L, C).
+"""Branches whose kernels are constant, as moving sums: differences of one cumulative sum, without FFTs; by Triton.
 
-In each, S is the running sum over time in float64 and m_b[t] = S[t] - S[t - W_b] a branch's moving sum.
+With the cumulative sum S[t] = u[0] + ... + u[t], a branch of height h and width W has the moving sum
+m[t] = S[t] - S[t - W] and the output c[t] = h m[t]. One pass over S gives the statistics of all branches, a second one
+the output. In the backward pass, one pass gives sum_t g c_b, another one the gradient of S,
+dS[t] = sum_b e_b[t] - e_b[t + W_b] with e_b = h_b (s_b g - a_b - q_b c_b); du is the cumulative sum of dS from the end.
+S is float64, so that its differences are accurate in float32 for sequences of any length.
+
+Tensors are (B, C, L) with any strides; a program computes a tile of (L, C).
 """
 
 from __future__ import annotations
@@ -13,17 +19,18 @@ from torch import Tensor
 
 import triton
 
-from ..triton_tools import narrow, offsets, on_device, summed, tiles, widen
+from .._common import compute_dtype
+from .._triton import int32_constants, narrow, offsets, sum_parts, tiles, widen
 
-ROWS, COLUMNS = 128, 16  # of a tile: positions, channels; the best of those tried on an H200
-CHUNK = 1024  # positions that one program goes through in order
+TILE_TIME, TILE_CHANNELS = 128, 16  # the fastest of those tried on an H200
+CHUNK = 1024  # positions that one program sums in order
 
 
 @triton.jit(do_not_specialize=["L", "chunks"])
 def _chunk_sums_kernel(  # type: ignore[no-untyped-def]
     x, out, C, L, chunks, x_b, x_c, x_l, REVERSE: tl.constexpr, CHUNK: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr
 ):
-    """out[b, k, c] = sum of the k-th chunk of time, counted from the end if REVERSE."""
+    """out[b, k, c] = sum over the k-th chunk of time, counted from the end if REVERSE."""
     k = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
@@ -39,11 +46,11 @@ def _chunk_sums_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["L", "chunks"])
-def _running_sum_kernel(  # type: ignore[no-untyped-def]
+def _cumulative_sum_kernel(  # type: ignore[no-untyped-def]
     x, sums, out, g, skip, C, L, chunks, x_b, x_c, x_l, o_b, o_c, o_l, g_b, g_c, g_l,
     REVERSE: tl.constexpr, SKIP: tl.constexpr, CHUNK: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Running sum of one chunk, from the sum of all before it."""
+    """Store the cumulative sum of one chunk, starting from the sums of all earlier chunks."""
     k = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
@@ -81,17 +88,17 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
         end = tl.load(lengths + b)
     inside = (t < end)[:, None] & (c < C)[None, :]
     now = tl.load(S + b * s_b + offsets(t, c, s_l, s_c), inside, 0.0)
-    row = out + ((b * tl.num_programs(0) + tl.program_id(0)) * 2 * N) * C
+    sums = out + ((b * tl.num_programs(0) + tl.program_id(0)) * 2 * N) * C
     for i in range(N):
         w = tl.load(widths + i)
         before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
         m = (now - before).to(wide)
-        tl.store(row + i * C + c, tl.sum(m, 0), c < C)
-        tl.store(row + (N + i) * C + c, tl.sum(m * m, 0), c < C)
+        tl.store(sums + i * C + c, tl.sum(m, 0), c < C)
+        tl.store(sums + (N + i) * C + c, tl.sum(m * m, 0), c < C)
 
 
 @triton.jit
-def _sum_kernel(  # type: ignore[no-untyped-def]
+def _output_kernel(  # type: ignore[no-untyped-def]
     S, u, widths, factors, skip, bias, y, C, L, N, s_b, s_c, s_l, u_b, u_c, u_l, y_b, y_c, y_l,
     SKIP: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -122,19 +129,19 @@ def _products_kernel(  # type: ignore[no-untyped-def]
     b = tl.program_id(2).to(tl.int64)
     inside = (t < L)[:, None] & (c < C)[None, :]
     now = tl.load(S + b * s_b + offsets(t, c, s_l, s_c), inside, 0.0)
-    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0)).to(wide)
+    grad = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0)).to(wide)
     x = widen(tl.load(u + b * u_b + offsets(t, c, u_l, u_c), inside, 0.0)).to(wide)
-    row = out + ((b * tl.num_programs(0) + tl.program_id(0)) * (N + 2)) * C
+    sums = out + ((b * tl.num_programs(0) + tl.program_id(0)) * (N + 2)) * C
     for i in range(N):
         w = tl.load(widths + i)
         before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
-        tl.store(row + i * C + c, tl.sum(pull * (now - before).to(wide), 0), c < C)
-    tl.store(row + N * C + c, tl.sum(pull, 0), c < C)
-    tl.store(row + (N + 1) * C + c, tl.sum(pull * x, 0), c < C)
+        tl.store(sums + i * C + c, tl.sum(grad * (now - before).to(wide), 0), c < C)
+    tl.store(sums + N * C + c, tl.sum(grad, 0), c < C)
+    tl.store(sums + (N + 1) * C + c, tl.sum(grad * x, 0), c < C)
 
 
 @triton.jit
-def _pull_kernel(  # type: ignore[no-untyped-def]
+def _gradient_kernel(  # type: ignore[no-untyped-def]
     S, g, widths, heights, s, q, a, lengths, out, C, L, N, s_b, s_c, s_l, g_b, g_c, g_l, o_b, o_c, o_l,
     MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -149,9 +156,9 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     inside = (t < L)[:, None] & real
     base = S + b * s_b
     now = tl.load(base + offsets(t, c, s_l, s_c), inside, 0.0)
-    pull = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0)).to(wide)
+    grad = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0)).to(wide)
     total = tl.zeros([BL, BC], tl.float64)
-    for i in range(N):  # both e of one position are rounded alike, so that the running sum of these cancels them
+    for i in range(N):  # both e of a position are rounded alike, so they cancel in the cumulative sum
         w = tl.load(widths + i)
         h = widen(tl.load(heights + i * C + c, c < C, 0.0))
         hs = (h * widen(tl.load(s + i * C + c, c < C, 0.0))).to(wide)
@@ -159,7 +166,7 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
         hhq = (h * h * widen(tl.load(q + i * C + c, c < C, 0.0))).to(wide)
         here = inside & (t < end)[:, None]
         before = tl.load(base + offsets(t - w, c, s_l, s_c), here & (t >= w)[:, None], 0.0)
-        e = hs[None, :] * pull - ha[None, :] - hhq[None, :] * (now - before).to(wide)
+        e = hs[None, :] * grad - ha[None, :] - hhq[None, :] * (now - before).to(wide)
         total += tl.where(here, e, 0.0).to(tl.float64)
         there = ((t + w) < end)[:, None] & real
         after = tl.load(base + offsets(t + w, c, s_l, s_c), there, 0.0)
@@ -169,87 +176,73 @@ def _pull_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + b * o_b + offsets(t, c, o_l, o_c), total, inside)
 
 
-def running_sum(u: Tensor) -> Tensor:
-    """S[t] = u[0] + ... + u[t], float64, in u's memory format."""
-    S = torch.empty_like(u, dtype=torch.float64)
-    _running_sum(u, S, u, None, False)
-    return S
+class MovingSums:
+    """Branches of constant kernels over u (B, C, L): heights (N, C) at lags 0 .. widths[b] - 1."""
+
+    def __init__(self, u: Tensor, heights: Tensor, lengths: Tensor | None, widths: Sequence[int]) -> None:
+        self.u, self.lengths, self.dtype = u, lengths, compute_dtype(u, heights)
+        self.heights, self.x = heights.to(self.dtype), u.to(self.dtype)  # Triton converts layouts of half precision
+        self.S = torch.empty_like(u, dtype=torch.float64)
+        _cumulative_sum(u, self.S, u, None, False)
+        self.grid, self.N, self.widths = tiles(u, TILE_TIME, TILE_CHANNELS), len(widths), int32_constants(widths, u)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return the sums of c_b and of c_b^2, (2, N, C), and the sums of m_b and of m_b^2."""
+        (_, C, L), S, lengths = self.u.shape, self.S, self.lengths
+        parts = S.new_empty(self.grid[0] * self.grid[2], 2, self.N, C, dtype=self.dtype)
+        _moments_kernel[self.grid](
+            S, self.widths, S if lengths is None else lengths, parts, C, L, self.N, *S.stride(),
+            MASKED=lengths is not None, BL=TILE_TIME, BC=TILE_CHANNELS,
+        )  # fmt: skip
+        sums = sum_parts(parts).to(self.dtype)
+        return torch.stack([sums[0] * self.heights, sums[1] * self.heights.square()]), sums
+
+    def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
+        """Return sum_b scale_b c_b + skip u + shift, like u."""
+        (_, C, L), S, x = self.u.shape, self.S, self.x
+        y = torch.empty_like(x)
+        _output_kernel[self.grid](
+            S, x, self.widths, (scale * self.heights).contiguous(), x if skip is None else skip, shift, y, C, L, self.N,
+            *S.stride(), *x.stride(), *y.stride(), SKIP=skip is not None, BL=TILE_TIME, BC=TILE_CHANNELS,
+        )  # fmt: skip
+        return y if y.dtype == self.u.dtype else torch.empty_like(self.u).copy_(y)
+
+    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sums over batch and time of g c_b, (N, C), of g, (C,), and of g u, (C,)."""
+        (_, C, L), S, x, N, g = self.u.shape, self.S, self.x, self.N, grad.to(self.dtype)
+        parts = S.new_empty(self.grid[0] * self.grid[2], N + 2, C, dtype=self.dtype)
+        _products_kernel[self.grid](
+            S, x, g, self.widths, parts, C, L, N, *S.stride(), *x.stride(), *g.stride(), BL=TILE_TIME, BC=TILE_CHANNELS
+        )
+        sums = sum_parts(parts)
+        self.g, self.unit_products = g, sums[:N]  # sum g m_b
+        return self.unit_products * self.heights, sums[N], sums[N + 1]
+
+    def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of u and of the heights for dc_b = s_b g - a_b - q_b c_b."""
+        (_, C, L), S, g, lengths = self.u.shape, self.S, self.g, self.lengths
+        dS = torch.empty_like(S)
+        _gradient_kernel[self.grid](
+            S, g, self.widths, self.heights.contiguous(), s.contiguous(), q.contiguous(), a.contiguous(),
+            S if lengths is None else lengths, dS, C, L, self.N, *S.stride(), *g.stride(), *dS.stride(),
+            MASKED=lengths is not None, BL=TILE_TIME, BC=TILE_CHANNELS,
+        )  # fmt: skip
+        du = torch.empty_like(self.u)
+        _cumulative_sum(dS, du, g, skip, True)
+        return du, s * self.unit_products - a * saved[0] - q * self.heights * saved[1]
 
 
-def running_sum_back(rise: Tensor, u: Tensor, g: Tensor, skip: Tensor | None) -> Tensor:
-    """du[t] = rise[t] + ... + rise[L - 1] + skip g[t], like u."""
-    du = torch.empty_like(u)
-    _running_sum(rise, du, g, skip, True)
-    return du
-
-
-def _running_sum(x: Tensor, out: Tensor, g: Tensor, skip: Tensor | None, reverse: bool) -> None:
-    """Write the running sum of x, + skip g, by chunks: their sums first, then all at once."""
+def _cumulative_sum(x: Tensor, out: Tensor, g: Tensor, skip: Tensor | None, reverse: bool) -> None:
+    """Write the cumulative sum of x, from the end if `reverse`, plus skip g to out; chunks are summed first."""
     B, C, L = x.shape
     chunks = triton.cdiv(L, CHUNK)
-    grid = (chunks, triton.cdiv(C, COLUMNS), B)
+    grid = (chunks, triton.cdiv(C, TILE_CHANNELS), B)
     sums = torch.empty(B, chunks, C, dtype=torch.float64, device=x.device)
     if chunks > 1:
-        _chunk_sums_kernel[grid](x, sums, C, L, chunks, *x.stride(), REVERSE=reverse, CHUNK=CHUNK, BL=ROWS, BC=COLUMNS)
-    _running_sum_kernel[grid](
+        _chunk_sums_kernel[grid](
+            x, sums, C, L, chunks, *x.stride(), REVERSE=reverse, CHUNK=CHUNK, BL=TILE_TIME, BC=TILE_CHANNELS
+        )
+    _cumulative_sum_kernel[grid](
         x, sums, out, g, g if skip is None else skip, C, L, chunks, *x.stride(), *out.stride(), *g.stride(),
-        REVERSE=reverse, SKIP=skip is not None, CHUNK=CHUNK, BL=ROWS, BC=COLUMNS,
+        REVERSE=reverse, SKIP=skip is not None, CHUNK=CHUNK, BL=TILE_TIME, BC=TILE_CHANNELS,
     )  # fmt: skip
-
-
-def window_moments(S: Tensor, widths: Sequence[int], lengths: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Sums of m_b and of m_b^2 over batch and valid positions, (2, nb, C), float64."""
-    grid, (_, C, L), N = tiles(S, ROWS, COLUMNS), S.shape, len(widths)
-    parts = S.new_empty(grid[0] * grid[2], 2, N, C, dtype=dtype)
-    _moments_kernel[grid](
-        S, on_device(widths, S), S if lengths is None else lengths, parts, C, L, N, *S.stride(),
-        MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
-    )  # fmt: skip
-    return summed(parts)
-
-
-def window_sum(
-    S: Tensor, u: Tensor, widths: Sequence[int], factors: Tensor, skip: Tensor | None, bias: Tensor
-) -> Tensor:
-    """y = sum_b factors_b m_b + skip u + bias, in u's dtype and memory format."""
-    y = torch.empty_like(u)
-    grid, (_, C, L) = tiles(S, ROWS, COLUMNS), S.shape
-    _sum_kernel[grid](
-        S, u, on_device(widths, S), factors.contiguous(), u if skip is None else skip, bias, y, C, L,
-        len(widths), *S.stride(), *u.stride(), *y.stride(), SKIP=skip is not None, BL=ROWS, BC=COLUMNS,
-    )  # fmt: skip
-    return y
-
-
-def window_products(
-    S: Tensor, u: Tensor, g: Tensor, widths: Sequence[int], dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over batch and time of g m_b (nb, C), of g (C,) and of g u (C,)."""
-    grid, (_, C, L), N = tiles(S, ROWS, COLUMNS), S.shape, len(widths)
-    parts = S.new_empty(grid[0] * grid[2], N + 2, C, dtype=dtype)
-    _products_kernel[grid](
-        S, u, g, on_device(widths, S), parts, C, L, N, *S.stride(), *u.stride(), *g.stride(), BL=ROWS, BC=COLUMNS
-    )
-    total = summed(parts)
-    return total[:N], total[N], total[N + 1]
-
-
-def window_pull(
-    S: Tensor,
-    g: Tensor,
-    widths: Sequence[int],
-    heights: Tensor,
-    s: Tensor,
-    q: Tensor,
-    a: Tensor,
-    lengths: Tensor | None,
-) -> Tensor:
-    """Gradient of S, float64: what du is the running sum of, from the end."""
-    rise = torch.empty_like(S)
-    grid, (_, C, L) = tiles(S, ROWS, COLUMNS), S.shape
-    _pull_kernel[grid](
-        S, g, on_device(widths, S), heights.contiguous(), s.contiguous(), q.contiguous(), a.contiguous(),
-        S if lengths is None else lengths, rise, C, L, len(widths), *S.stride(), *g.stride(), *rise.stride(),
-        MASKED=lengths is not None, BL=ROWS, BC=COLUMNS,
-    )  # fmt: skip
-    return rise

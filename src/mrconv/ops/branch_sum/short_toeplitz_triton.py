@@ -1,13 +1,14 @@
-"""Short branches of `toeplitz_branch_sum`: their statistics and gradients come from matrices of a kernel's size.
+"""Short branches of the Toeplitz algorithm: statistics and gradients from matrices of the kernels' size.
 
-The energy of a branch c = k * u is k' R k, R[i, j] being the sum over batch and time of u[t - i] u[t - j]. That is the
-input's autocorrelation at i - j, but for outputs beyond an edge of the input, which do not count: a running sum along
-the diagonals of y' y, where y are the input's values next to the edge, is taken off. Gradients are 2 R k and, for the
-input, its convolution with the kernels' autocorrelations less, next to the edge, a running sum of that kind over k' k.
+The energy of a branch c = k * u is k' R k, where R[i, j] is the sum over batch and time of u[t - i] u[t - j]. That is
+the input's autocorrelation at i - j minus the terms of outputs beyond an edge of the input: a cumulative sum along the
+diagonals of y' y, where y are the input's values next to the edge. The gradient of the kernel is 2 R k. The gradient of
+the input is its convolution with the kernels' autocorrelations minus, next to the edge, a cumulative sum along the
+diagonals of k k'.
 
-Branches that look back meet the end of each sequence, y[n] = u[length - n] and y[0] = 0; those that look ahead the
-start, y[n] = u[n]. What is added and taken off again may be much larger than what is left, so none of it is rounded to
-the input's dtype, nor multiplied in TF32.
+For causal branches the edge is the end of each sequence, y[n] = u[length - n] and y[0] = 0; for anticausal ones it is
+the start, y[n] = u[n]. Terms that are added and subtracted again can be much larger than the result, so they are not
+rounded to the input's dtype, nor multiplied in TF32.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from torch.nn import functional as F
 
 import triton
 
-from ..backends import INTERPRETED
-from .statistics import running_total
+from .._common import INTERPRETED
+from .statistics import cumulative_sum
 
-SEQUENCES, DIAGONALS, TAPS = 16, 32, 512  # of a program
+SEQUENCES, DIAGONALS, TAPS = 16, 32, 512  # per program
 
 
 @triton.jit
-def _edge(x, lengths, c, b, B, L, units, ahead, MASKED: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return where in rows x (C, B, time) sequences b have their N values next to an edge, and if they are there.
+def _edge(x, lengths, c, b, B, L, units, anticausal, MASKED: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the offsets in x (C, B, time) of the N values next to an edge of sequences b, and which of them exist.
 
-    `ahead` is 0 for the end of the sequences, 1 for their start.
+    `anticausal` is 0 for the end of the sequences, 1 for their start.
     """
     n = tl.arange(0, N)[None, :]
     length = tl.load(lengths + b, b < B, 0).to(tl.int32)[:, None] if MASKED else L
-    place = tl.where(ahead != 0, n, length - n)
-    return (c * B + b)[:, None] * units * 16 + place, (b < B)[:, None] & (place >= 0) & (place < length)
+    t = tl.where(anticausal != 0, n, length - n)
+    return (c * B + b)[:, None] * units * 16 + t, (b < B)[:, None] & (t >= 0) & (t < length)
 
 
 @triton.jit(do_not_specialize=["B", "L", "units", "first"])
@@ -45,7 +46,7 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     x, lengths, grams, sums, B, L, units, first,
     MASKED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Store y' y and the sums of y over all sequences, for the edges y of one channel and way."""
+    """Store y' y and the sums of y over all sequences, for the edges y of one channel and direction."""
     c = tl.program_id(0).to(tl.int64)
     total = tl.zeros([N, N], tl.float32)
     added = tl.zeros([N], tl.float32)
@@ -59,160 +60,163 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
             y = y.to(tl.float32)
         total = tl.dot(tl.trans(y), y, total, input_precision=PRECISION)
     n = tl.arange(0, N)
-    own = c * tl.num_programs(1) + tl.program_id(1)
-    tl.store(grams + own * N * N + n[:, None] * N + n[None, :], total)
-    tl.store(sums + own * N + n, added)
+    index = c * tl.num_programs(1) + tl.program_id(1)
+    tl.store(grams + index * N * N + n[:, None] * N + n[None, :], total)
+    tl.store(sums + index * N + n, added)
 
 
-@triton.jit(do_not_specialize=["B", "L", "units", "ways", "way", "first"])
+@triton.jit(do_not_specialize=["B", "L", "units", "directions", "direction", "first"])
 def _add_edges_kernel(  # type: ignore[no-untyped-def]
-    x, lengths, matrices, shift, out, B, L, units, ways, way, first,
+    x, lengths, matrices, shift, out, B, L, units, directions, direction, first,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, N: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Add to edges of rows `out` those of x times a matrix, and a shift."""
+    """Add the edges of x times a matrix, plus a shift, to the edges of `out`."""
     c = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     n = tl.arange(0, N)
-    at, inside = _edge(x, lengths, c, b, B, L, units, first + way, MASKED, N)
+    at, inside = _edge(x, lengths, c, b, B, L, units, first + direction, MASKED, N)
     y = tl.load(x + at, inside, 0.0).to(tl.float32)
-    matrix = tl.load(matrices + (c * ways + way) * N * N + n[:, None] * N + n[None, :])
-    total = tl.dot(y, matrix, input_precision=PRECISION) + tl.load(shift + (c * ways + way) * N + n)[None, :]
+    matrix = tl.load(matrices + (c * directions + direction) * N * N + n[:, None] * N + n[None, :])
+    total = (
+        tl.dot(y, matrix, input_precision=PRECISION) + tl.load(shift + (c * directions + direction) * N + n)[None, :]
+    )
     tl.store(out + at, total + tl.load(out + at, inside, 0.0), inside)
 
 
-@triton.jit(do_not_specialize=["C", "nb", "count", "taps", "row"])
+@triton.jit(do_not_specialize=["C", "N", "count", "taps", "stride"])
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    numbers, cross, derivatives, which, owners, out, C, nb, count, taps, row, BL: tl.constexpr,
+    normalization, cross, derivatives, which, owners, out, C, N, count, taps, stride, BL: tl.constexpr,
 ):  # fmt: skip
     """Store s_b cross - q_b derivatives[1] - a_b derivatives[0] at the short branches' taps."""
     c = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BL + tl.arange(0, BL)
     inside = j < count
     tap = tl.load(which + j, inside, 0)
-    at = numbers + tl.load(owners + j, inside, 0) * C + c
-    inputs = tl.load(derivatives + c * row + j, inside, 0.0).to(tl.float32)
-    energy = tl.load(derivatives + (C + c) * row + j, inside, 0.0).to(tl.float32)
+    at = normalization + tl.load(owners + j, inside, 0) * C + c
+    inputs = tl.load(derivatives + c * stride + j, inside, 0.0).to(tl.float32)
+    energy = tl.load(derivatives + (C + c) * stride + j, inside, 0.0).to(tl.float32)
     total = tl.load(at, inside, 0.0) * tl.load(cross + c * (taps + 1) + tap, inside, 0.0)
-    total -= tl.load(at + nb * C, inside, 0.0) * energy + tl.load(at + 2 * nb * C, inside, 0.0) * inputs
+    total -= tl.load(at + N * C, inside, 0.0) * energy + tl.load(at + 2 * N * C, inside, 0.0) * inputs
     tl.store(out + c * taps + tap, total, inside)
 
 
-@triton.jit(do_not_specialize=["ways"])
-def _running_kernel(  # type: ignore[no-untyped-def]
-    x, total, out, ways, LESS: tl.constexpr, FROM_END: tl.constexpr, N: tl.constexpr, BE: tl.constexpr,
+@triton.jit(do_not_specialize=["directions"])
+def _cumulative_kernel(  # type: ignore[no-untyped-def]
+    x, total, out, directions, SUBTRACT: tl.constexpr, FROM_END: tl.constexpr, N: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Add up matrices along their diagonals, from the start or the end on; LESS: store totals less that."""
+    """Store cumulative sums of matrices along their diagonals, from the end if FROM_END; if SUBTRACT, total - sums."""
     i = tl.arange(0, N)[:, None]
     e = tl.program_id(1) * BE - N + tl.arange(0, BE)[None, :]
     at = tl.program_id(0).to(tl.int64) * N * N + i * N + i + e
     inside = (i + e >= 0) & (i + e < N)
     sums = tl.cumsum(tl.load(x + at, inside, 0.0), 0, reverse=FROM_END)
-    if LESS:
-        sums = tl.load(total + tl.program_id(0) // ways * N + tl.abs(e), tl.abs(e) < N, 0.0) - sums
+    if SUBTRACT:
+        sums = tl.load(total + tl.program_id(0) // directions * N + tl.abs(e), tl.abs(e) < N, 0.0) - sums
     tl.store(out + at, sums.to(out.dtype.element_ty), inside)
 
 
-def _running(x: Tensor, from_end: bool, dtype: torch.dtype, total: Tensor | None = None) -> Tensor:
-    """Return running sums along the diagonals of symmetric matrices (C, ways, N, N), or total (C, N) less those."""
-    out, (C, ways, N, _) = torch.empty_like(x, dtype=dtype), x.shape
+def _diagonal_sums(x: Tensor, from_end: bool, dtype: torch.dtype, total: Tensor | None = None) -> Tensor:
+    """Return cumulative sums along the diagonals of symmetric (C, directions, N, N), or total (C, N) minus these."""
+    out, (C, directions, N, _) = torch.empty_like(x, dtype=dtype), x.shape
     width = min(N, DIAGONALS)
-    _running_kernel[(C * ways, 2 * N // width)](
-        x, x if total is None else total, out, ways, LESS=total is not None, FROM_END=from_end, N=N, BE=width,
+    _cumulative_kernel[(C * directions, 2 * N // width)](
+        x, x if total is None else total, out, directions, SUBTRACT=total is not None, FROM_END=from_end, N=N, BE=width,
     )  # fmt: skip
     return out
 
 
 @dataclass(frozen=True)
 class ShortPlan:
-    """Which branches are short, on a device. They are padded to N taps, and to as many branches each way."""
+    """Indices of the short branches, on a device, padded to N taps and to the same number in each direction."""
 
     N: int
-    first: int  # way: 0 back, 1 ahead
-    branches: Tensor  # (ways, most): which are they; any, where there are fewer
-    spread: Tensor  # (ways, most, N): which taps are they; one beyond the last, where there is none
-    taps: Tensor  # (theirs,): which are they
-    owners: Tensor  # (theirs,): their branches
-    members: Tensor  # (theirs, nb): 1 where a tap is a branch's
-    places: Tensor  # (2, theirs): where are they in (ways, 1 + most, N), of one row for a way and one for each branch
+    first: int  # direction: 0 causal, 1 anticausal
+    branches: Tensor  # (directions, branches): branch indices, arbitrarily padded
+    spread: Tensor  # (directions, branches, N): tap indices, padded with the number of taps
+    taps: Tensor  # (short taps,): tap indices
+    owners: Tensor  # (short taps,): the branch of each tap
+    members: Tensor  # (short taps, all branches): 1 where a tap belongs to a branch
+    positions: Tensor  # (2, short taps): of each tap in (directions, 1 + branches, N), at index 0 and at its branch
 
 
-def short_plan(few: Sequence[int], sizes: Sequence[int], forwards: int, members: Tensor) -> ShortPlan:
-    """Return the plan for the branches `few`, of all of these sizes, of which the first so many look back.
+def short_plan(few: Sequence[int], sizes: Sequence[int], causal: int, members: Tensor) -> ShortPlan:
+    """Return the plan for the branches `few` among branches of these sizes, the first `causal` of them causal.
 
-    members (taps, nb) are 1 where a tap is a branch's.
+    members (taps, branches) are 1 where a tap belongs to a branch.
     """
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
-    both = [n for n in few if n < forwards], [n for n in few if n >= forwards]
-    ways = [way for way in both if way]
-    most, N = max(map(len, ways)), max(16, triton.next_power_of_2(max(sizes[n] for way in ways for n in way)))
-    spread = torch.full((len(ways), most, N), sum(sizes))
-    branches, taps = torch.zeros(len(ways), most, dtype=torch.int64), []
-    for w, way in enumerate(ways):
-        for k, n in enumerate(way):
-            branches[w, k] = n
-            spread[w, k, : sizes[n]] = starts[n] + torch.arange(sizes[n])
-            row = w * (1 + most)
-            taps += [(starts[n] + j, n, row * N + j, (row + 1 + k) * N + j) for j in range(sizes[n])]
-    which, owners, *places = torch.tensor(taps).t()
-    tables = (branches, spread, which, owners, members[which.to(members.device)], torch.stack(places))
+    both = [n for n in few if n < causal], [n for n in few if n >= causal]
+    directions = [direction for direction in both if direction]
+    longest = max(sizes[n] for direction in directions for n in direction)
+    most, N = max(map(len, directions)), max(16, triton.next_power_of_2(longest))
+    spread = torch.full((len(directions), most, N), sum(sizes))
+    branches, taps = torch.zeros(len(directions), most, dtype=torch.int64), []
+    for d, direction in enumerate(directions):
+        for k, n in enumerate(direction):
+            branches[d, k] = n
+            spread[d, k, : sizes[n]] = starts[n] + torch.arange(sizes[n])
+            first = d * (1 + most)
+            taps += [(starts[n] + j, n, first * N + j, (first + 1 + k) * N + j) for j in range(sizes[n])]
+    which, owners, *positions = torch.tensor(taps).t()
+    tables = (branches, spread, which, owners, members[which.to(members.device)], torch.stack(positions))
     return ShortPlan(N, int(not both[0]), *(z.contiguous().to(members.device) for z in tables))
 
 
 class ShortBranches:
-    """The short ones among branches of kernels (C, taps) over rows x (C, B, time) of length L."""
+    """The short branches of kernels (C, taps) over x (C, B, time) of length L."""
 
     def __init__(self, x: Tensor, kernels: Tensor, plan: ShortPlan, L: int, lengths: Tensor | None) -> None:
         self.x, self.plan, self.L, self.masked = x, plan, L, lengths is not None
         self.lengths = x if lengths is None else lengths
-        self.kernels = F.pad(kernels, (0, 1))[:, plan.spread].double()  # (C, ways, most, N)
+        self.kernels = F.pad(kernels, (0, 1))[:, plan.spread].double()  # (C, directions, most, N)
         self.edges: tuple[Tensor, Tensor] | None = None
 
     def derivatives(self, correlation: Tensor) -> Tensor:
-        """Return those of the sums of c_b and of c_b^2 / 2 by short branches' taps: what of u they meet, and R k.
+        """Return the derivatives (2, C, short taps) of the sums of c_b and of c_b^2 / 2 with respect to the taps.
 
-        They are (2, C, taps of theirs); `correlation` (C, N) is u's with itself.
+        They are the sums of the inputs at each tap, and R k; `correlation` (C, N) is u's autocorrelation.
         """
-        (C, B, time), ways, N = self.x.shape, len(self.plan.branches), self.plan.N
-        grams, sums = (self.x.new_empty(C, ways, *n, N, dtype=torch.float32) for n in ((N,), ()))
-        _gram_kernel[(C, ways)](
+        (C, B, time), directions, N = self.x.shape, len(self.plan.branches), self.plan.N
+        grams, sums = (self.x.new_empty(C, directions, *n, N, dtype=torch.float32) for n in ((N,), ()))
+        _gram_kernel[(C, directions)](
             self.x, self.lengths, grams, sums, B, self.L, time // 16, self.plan.first, MASKED=self.masked,
             WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", N=N, BB=SEQUENCES,
         )  # fmt: skip
-        R = _running(grams, False, torch.float64, correlation)
-        inputs = self.x.sum((1, 2), dtype=torch.float32)[:, None, None] - running_total(sums)
+        R = _diagonal_sums(grams, False, torch.float64, correlation)
+        inputs = self.x.sum((1, 2), dtype=torch.float32)[:, None, None] - cumulative_sum(sums)
         both = torch.cat([inputs[:, :, None], (self.kernels @ R).float()], 2).flatten(1)
-        return torch.stack([both[:, at] for at in self.plan.places])
+        return torch.stack([both[:, at] for at in self.plan.positions])
 
-    def gradient(self, numbers: Tensor, cross: Tensor, derivatives: Tensor, out: Tensor) -> None:
-        """Write that of the short branches' taps into out (C, taps) for dc_b = s_b g - a_b - q_b c_b.
+    def write_gradient(self, normalization: Tensor, cross: Tensor, derivatives: Tensor, out: Tensor) -> None:
+        """Write the gradient of the short branches' taps to out (C, taps) for dc_b = s_b g - a_b - q_b c_b.
 
-        numbers (3, nb, C) are s, q and a; cross (C, taps + 1) are u's correlations with g.
+        normalization (3, N, C) are s, q and a; cross (C, taps + 1) are u's correlations with g.
         """
         (C, taps), count = out.shape, len(self.plan.taps)
         _gradient_kernel[(C, triton.cdiv(count, TAPS))](
-            numbers, cross, derivatives, self.plan.taps, self.plan.owners, out, C, numbers.shape[1], count, taps,
-            derivatives.shape[2], BL=TAPS,
+            normalization, cross, derivatives, self.plan.taps, self.plan.owners, out, C, normalization.shape[1],
+            count, taps, derivatives.shape[2], BL=TAPS,
         )  # fmt: skip
 
-    def pull(self, q: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what terms -a_b - q_b c_b of dc_b, a and q (nb, C), give for du but for edges, which are kept.
+    def input_gradient(self, q: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the terms -a_b - q_b c_b of dc_b, a and q (N, C), in du: an even kernel (C, N) and a bias (C,).
 
-        That is a kernel at lags 0 .. N - 1, the same at -1, ..., and a bias, (C, N) and (C,).
+        The terms next to the edges are kept for `add_edges`.
         """
         q, a = (z[self.plan.branches].permute(2, 0, 1)[..., None] for z in (q, a))
-        S = _running((q * self.kernels).mT @ self.kernels, True, torch.float32)
+        S = _diagonal_sums((q * self.kernels).mT @ self.kernels, True, torch.float32)
         height = (a * self.kernels).sum(2).float()
-        self.edges = S, running_total(height.flip(2)).flip(2)
+        self.edges = S, cumulative_sum(height.flip(2)).flip(2)
         return -S[:, :, 0].sum(1), -height.sum((1, 2))
 
     def add_edges(self, du: Tensor) -> None:
-        """Add to rows du what `pull` left to add next to edges."""
+        """Add the terms of `input_gradient` next to the edges to du (C, B, time)."""
         assert self.edges is not None
         S, beyond = self.edges
-        (C, B, time), ways = du.shape, len(self.plan.branches)
-        for way in range(ways):  # one after the other: both edges may have the same values
+        (C, B, time), directions = du.shape, len(self.plan.branches)
+        for direction in range(directions):  # one after the other: the edges may overlap
             _add_edges_kernel[(C, triton.cdiv(B, SEQUENCES))](
-                self.x, self.lengths, S, beyond, du, B, self.L, time // 16, ways, way, self.plan.first,
+                self.x, self.lengths, S, beyond, du, B, self.L, time // 16, directions, direction, self.plan.first,
                 MASKED=self.masked, PRECISION="ieee" if INTERPRETED else "tf32x3", N=self.plan.N, BB=SEQUENCES,
                 num_warps=8,
             )  # fmt: skip

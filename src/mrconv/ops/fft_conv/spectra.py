@@ -1,7 +1,8 @@
-"""Batches in frequency: what the spectral ops are written in, by plain torch here and by Triton in `spectra_triton`.
+"""The engine of the spectral algorithms: FFTs of batches and operations on their spectra, in plain torch.
 
-An engine turns a batch (B, C, L) into rows of spectra and back, and adds up over rows. Its rows are sequences here,
-and pairs of sequences in Triton. Inverse transforms of batches are not normalised: 1/n belongs into the weights.
+An engine transforms a batch (B, C, L) into R signals of spectra (R, C, f) and back, and sums over signals. A signal is
+one sequence here and a pair of sequences in `triton_kernels.py`. Inverse transforms of signals are not normalised: the
+factor 1/n belongs to the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 
 def fast_length(n: int) -> int:
-    """Return the smallest even length >= n whose only prime factors are 2, 3 and 5: FFTs like those."""
+    """Return the smallest even length >= n whose only prime factors are 2, 3 and 5, for which FFTs are fast."""
     n = max(2, n + n % 2)
     while True:
         rest = n
@@ -30,37 +31,52 @@ def fast_length(n: int) -> int:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A batch (B, C, L) in the time of one direction: backwards if `reverse`, else moved right by L - ends."""
+    """A batch (B, C, L) in the time of one direction: reversed if `reverse`, else right-aligned if `ends` are given.
+
+    `ends` (B,) are the lengths of the sequences; each is moved right by L - ends.
+    """
 
     x: Tensor
     reverse: bool = False
     ends: Tensor | None = None
 
-    def moved(self, x: Tensor, way: int = 1) -> Tensor:
-        """Return x (B, C, L) in this time, or with way = -1 from this time back in its own."""
+    def moved(self, x: Tensor, sign: int = 1) -> Tensor:
+        """Return x (B, C, L) moved into this time or, with sign = -1, from this time back into its original one."""
         if self.ends is None or self.reverse:
             return x.flip(-1) if self.reverse else x
-        index = (torch.arange(x.shape[-1], device=x.device) + way * self.ends[:, None]) % x.shape[-1]
+        index = (torch.arange(x.shape[-1], device=x.device) + sign * self.ends[:, None]) % x.shape[-1]
         return x.gather(-1, index[:, None].expand_as(x))
 
-    def rows(self, rows: slice) -> Timeline:
+    def select(self, batch: slice) -> Timeline:
         """Return some of the sequences."""
-        return Timeline(self.x[rows], self.reverse, None if self.ends is None else self.ends[rows])
+        return Timeline(self.x[batch], self.reverse, None if self.ends is None else self.ends[batch])
 
 
 @dataclass(frozen=True)
-class Extra:
-    """Something to add to an output: rows of sequences (R, C, L) and one for all (C, L), in a direction's time."""
+class Addend:
+    """Terms to add to an output in a direction's time: signals (R, C, L), and one (C, L) for the whole batch."""
 
     line: Timeline
-    rows: Tensor
-    table: Tensor
+    signals: Tensor
+    shared: Tensor
 
 
-class Reals:
-    """Spectra of real sequences, one row each."""
+@dataclass(frozen=True)
+class Epilogue:
+    """The last steps of an output: add a bias (C,) and addends, then apply GELU."""
 
-    slice_bytes = 2**24  # of one spectrum: beyond this, allocating costs more than computing
+    bias: Tensor | None = None
+    addends: Sequence[Addend] = ()
+    gelu: bool = False
+
+
+NO_EPILOGUE = Epilogue()
+
+
+class TorchEngine:
+    """Spectra of real sequences, one signal each."""
+
+    slice_bytes = 2**24  # of one spectrum: above this size, allocation costs more than computation
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -68,17 +84,17 @@ class Reals:
     fast_length = staticmethod(fast_length)
 
     def powers_together(self, branches: int, B: int) -> bool:
-        """Tell whether all branches' spectra had better be as long as the input's: fewer launches, more work."""
+        """Return whether all branches' spectra should be as long as the input's: fewer launches, more work."""
         return False
 
     def slices(self, B: int, C: int, n: int, copies: int = 1) -> Iterator[slice]:
-        """Yield slices of rows, small enough for `copies` spectra of length n to stay near the processor."""
+        """Yield slices of the batch, small enough for `copies` spectra of length n to stay in cache."""
         step = max(1, self.slice_bytes // (copies * C * n * self.dtype.itemsize))
         return (slice(start, min(start + step, B)) for start in range(0, B, step))
 
-    def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, rows: slice = slice(None)) -> Tensor:
-        """Transform x[first:] of a timeline's rows, placed at `at` among n, into (R, C, f)."""
-        line = line.rows(rows)
+    def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, batch: slice = slice(None)) -> Tensor:
+        """Transform x[first:] of a timeline's sequences, placed at position `at` of n, into signals (R, C, f)."""
+        line = line.select(batch)
         x = line.moved(line.x.to(self.dtype))[..., first:]
         return rfft(F.pad(x, (at, 0)) if at else x, n)
 
@@ -91,48 +107,48 @@ class Reals:
         return irfft(spectrum, n)
 
     def inverse(self, X: Tensor, n: int) -> Tensor:
-        """Transform rows back: (..., R, C, f) to (..., R, C, n) times n."""
+        """Transform signals (..., R, C, f) back into (..., R, C, n), times n."""
         return irfft(X, n, norm="forward")
 
     def forward_again(self, y: Tensor, n: int) -> Tensor:
-        """Transform rows in time (..., R, C, n) once more."""
+        """Transform signals in time (..., R, C, n) into spectra."""
         return rfft(y, n)
 
     def cross(self, A: Tensor, T: Tensor) -> Tensor:
-        """Sum conj(A) T over rows: A (R, C, f), T (..., R, C, f)."""
+        """Sum conj(A) T over signals: A (R, C, f), T (..., R, C, f)."""
         return (torch.conj_physical(A) * T).sum(-3)
 
     def power(self, A: Tensor) -> Tensor:
-        """Sum |A|^2 over rows: (C, f)."""
+        """Sum |A|^2 over signals: (C, f)."""
         return (A.real.square() + A.imag.square()).sum(0)
 
     def scale_(self, X: Tensor, W: Tensor) -> Tensor:
-        """Multiply rows by (C, f), in place."""
+        """Multiply signals by (C, f), in place."""
         return X.mul_(W)
 
     def product(self, X: Tensor, W: Tensor) -> Tensor:
-        """Return rows (R, C, f) times each of (g, C, f): (g, R, C, f)."""
+        """Return signals (R, C, f) times each of (g, C, f): (g, R, C, f)."""
         return X * W[:, None]
 
     def add_(self, X: Tensor, other: Tensor, W: Tensor) -> Tensor:
-        """Add other rows times (C, f) to rows, in place; what is in the others is lost."""
+        """Add other signals times (C, f) to signals, in place; overwrites the others."""
         return X.add_(other.mul_(W))
 
     def combine_(self, T: Tensor, W: Tensor) -> Tensor:
-        """Return sum_g T_g W_g for T (g, R, C, f) and W (g, C, f); what is in T is lost."""
+        """Return sum_g T_g W_g for T (g, R, C, f) and W (g, C, f); overwrites T."""
         total = T[0].mul_(W[0])
         for t, w in zip(T[1:], W[1:], strict=True):
             total += t.mul_(w)
         return total
 
     def keep_(self, y: Tensor, start: int, stop: int) -> Tensor:
-        """Zero all but some positions of rows in time, in place."""
+        """Zero all positions of signals in time but start .. stop - 1, in place."""
         y[..., :start] = 0
         y[..., stop:] = 0
         return y
 
     def energy(self, y: Tensor, start: int, stop: int) -> Tensor:
-        """Sum the squares at some positions of rows in time (g, R, C, n): (g, C)."""
+        """Sum the squares at positions start .. stop - 1 of signals in time (g, R, C, n): (g, C)."""
         return y[..., start:stop].square().sum((1, 3))
 
     def total(self, line: Timeline) -> Tensor:
@@ -142,35 +158,27 @@ class Reals:
         return line.moved(line.x).sum(0, dtype=torch.float64)
 
     def zeros(self, like: Tensor, *shape: int) -> Tensor:
-        """Return rows of zeros."""
+        """Return zeros for all sequences (B, C, L), as signals."""
         return like.new_zeros(*shape, dtype=self.dtype)
 
-    def row_slice(self, rows: slice) -> slice:
-        """Return the rows that hold some sequences."""
-        return rows
+    def signals(self, batch: slice) -> slice:
+        """Return the slice of signals that hold these sequences."""
+        return batch
 
-    def output(
-        self,
-        y: Tensor,
-        at: int,
-        out: Tensor,
-        bias: Tensor | None = None,
-        extras: Sequence[Extra] = (),
-        gelu: bool = False,
-    ) -> None:
-        """Write rows in time, from `at` on, to a batch (B, C, L), after a bias (C,), extras and GELU; rows are lost."""
+    def output(self, y: Tensor, at: int, out: Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
+        """Write signals in time, from position `at` on, through the epilogue, to a batch; overwrites the signals."""
         y = y[..., at : at + out.shape[-1]]
-        if bias is not None:
-            y += bias[:, None]
-        for extra in extras:
-            y += extra.line.moved(extra.rows.add_(extra.table), -1)
-        out.copy_(F.gelu(y) if gelu else y)
+        if epilogue.bias is not None:
+            y += epilogue.bias[:, None]
+        for addend in epilogue.addends:
+            y += addend.line.moved(addend.signals.add_(addend.shared), -1)
+        out.copy_(F.gelu(y) if epilogue.gelu else y)
 
 
-def engine(dtype: torch.dtype, triton: bool) -> Reals:
-    """Return what transforms batches: Triton's way, or plain torch's."""
+def spectral_engine(dtype: torch.dtype, triton: bool) -> TorchEngine:
+    """Return the engine that computes in this dtype, with Triton or with plain torch."""
     if triton:
-        from .triton_kernels import Pairs
+        from .triton_kernels import TritonEngine
 
-        return Pairs(dtype)
-    return Reals(dtype)
+        return TritonEngine(dtype)
+    return TorchEngine(dtype)

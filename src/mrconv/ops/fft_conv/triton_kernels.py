@@ -1,13 +1,13 @@
-"""Batches in frequency by Triton: two real sequences travel as one complex one.
+"""The engine of the spectral algorithms in Triton: a signal is a pair of real sequences in one complex sequence.
 
-The kernels are real, so that the FFT of u_1 + i u_2 times a kernel's spectrum is that of both outputs, and nothing is
-ever taken apart; sums of conj(A) T over pairs have what is wanted in the real part of their inverse. FFTs are cuFFT's;
-loading, products, sums over the batch and writing are one kernel each.
+The kernels are real, so FFT(u_1 + i u_2) times a kernel's spectrum is the spectrum of y_1 + i y_2, and pairs are never
+separated. The real part of the inverse FFT of sum conj(A) T over pairs is the sum over sequences. cuFFT computes the
+FFTs; loading, products, sums over the batch and storing are one Triton kernel each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import triton.language as tl
@@ -15,28 +15,29 @@ from torch import Tensor
 
 import triton
 
-from ..triton_tools import gelu as gelu_of
-from ..triton_tools import narrow, offsets, widen
-from .spectra import Extra, Reals, Timeline, fast_length
+from .._triton import gelu as gelu_of
+from .._triton import narrow, offsets, widen
+from .spectra import NO_EPILOGUE, Addend, Epilogue, Timeline, TorchEngine, fast_length
 
-ROWS, COLUMNS = 32, 64  # of a tile that is transposed: positions, channels; the best of those tried on an H200, as all
-FEW_ROWS, FEW_COLUMNS = 16, 32  # of a tile that goes through the batch
-WIDTH = 512  # frequencies of a program
-CHUNK = 4  # rows of a program that share a weight
-MOST_ROWS = 2**15  # of one launch: what an axis of the grid holds, and half
-SPLITS = 16  # programs that share one channel's energy
+# Tile sizes are the fastest of those tried on an H200.
+TILE_TIME, TILE_CHANNELS = 32, 64  # of a tile that is transposed
+SUM_TIME, SUM_CHANNELS = 16, 32  # of a tile that is summed over the batch
+WIDTH = 512  # frequencies per program
+CHUNK = 4  # signals per program, which share a weight
+MAX_PAIRS = 2**15  # per launch: half of what an axis of the grid holds
+SPLITS = 16  # programs per channel that compute its energy
 
 
 @triton.jit
 def _complex(x, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load complex numbers start .. start + WIDTH - 1 of a row of n, as real and imaginary parts."""
+    """Load complex numbers start .. start + WIDTH - 1 of n, as real and imaginary parts."""
     j = 2 * start + tl.arange(0, 2 * WIDTH)
     return tl.split(tl.reshape(tl.load(x + j, j < 2 * n, 0.0), [WIDTH, 2]))
 
 
 @triton.jit
 def _weight(w, f, n):  # type: ignore[no-untyped-def]
-    """Load a real kernel's spectrum, kept at 0 .. n / 2, at any frequencies below n."""
+    """Load a real kernel's spectrum, stored at 0 .. n / 2, at any frequencies below n."""
     far = f > n // 2
     k = 2 * tl.where(far, n - f, f)
     re = tl.load(w + k, f < n, 0.0)
@@ -75,21 +76,21 @@ def _pack_kernel(  # type: ignore[no-untyped-def]
     im = tl.load(x + (2 * p + 1) * x_b + offsets(t, c, x_l, x_c), inside, 0.0).to(wide)
     both = tl.interleave(tl.trans(re), tl.trans(im))
     k = 2 * start + tl.arange(0, 2 * BL)
-    row = (p * C + c) * (2 * n)
-    tl.store(out + row[:, None] + k[None, :], both, (c < C)[:, None] & (k < 2 * n)[None, :])
+    base = (p * C + c) * (2 * n)
+    tl.store(out + base[:, None] + k[None, :], both, (c < C)[:, None] & (k < 2 * n)[None, :])
 
 
 @triton.jit
 def _part(y, p, c, i, odd, C, n, inside):  # type: ignore[no-untyped-def]
     """Load real or imaginary parts, as (positions, channels)."""
-    row = (p * C + c) * (2 * n)
-    return tl.load(y + row[None, :] + (2 * i + odd)[:, None], inside, 0.0)
+    base = (p * C + c) * (2 * n)
+    return tl.load(y + base[None, :] + (2 * i + odd)[:, None], inside, 0.0)
 
 
 @triton.jit(do_not_specialize=["B", "C", "L", "at"])
 def _output_kernel(  # type: ignore[no-untyped-def]
-    y, out, bias, ends, rows, table, back_rows, back_table, B, C, L, n, at, o_b, o_c, o_l,
-    BIAS: tl.constexpr, FORTH: tl.constexpr, BACK: tl.constexpr, MOVED: tl.constexpr, GELU: tl.constexpr,
+    y, out, bias, ends, causal, causal_shared, anticausal, anticausal_shared, B, C, L, n, at, o_b, o_c, o_l,
+    BIAS: tl.constexpr, CAUSAL: tl.constexpr, ANTICAUSAL: tl.constexpr, MOVED: tl.constexpr, GELU: tl.constexpr,
     BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0) * BL
@@ -108,17 +109,17 @@ def _output_kernel(  # type: ignore[no-untyped-def]
         inside = (t < L)[:, None] & (c < tl.where(b < B, C, 0))[None, :]
         if BIAS:
             v += tl.load(bias + c, c < C, 0.0).to(v.dtype)[None, :]
-        if FORTH:
+        if CAUSAL:
             i = t
             if MOVED:
                 i = t + L - tl.load(ends + b, b < B, 0).to(tl.int32)
             here = inside & (i < L)[:, None]
-            v += _part(rows, p, c, i, odd, C, L, here)
-            v += tl.load(table + (c.to(tl.int64) * L)[None, :] + i[:, None], here, 0.0)
-        if BACK:
+            v += _part(causal, p, c, i, odd, C, L, here)
+            v += tl.load(causal_shared + (c.to(tl.int64) * L)[None, :] + i[:, None], here, 0.0)
+        if ANTICAUSAL:
             i = L - 1 - t
-            v += _part(back_rows, p, c, i, odd, C, L, inside)
-            v += tl.load(back_table + (c.to(tl.int64) * L)[None, :] + i[:, None], inside, 0.0)
+            v += _part(anticausal, p, c, i, odd, C, L, inside)
+            v += tl.load(anticausal_shared + (c.to(tl.int64) * L)[None, :] + i[:, None], inside, 0.0)
         if GELU:
             v = gelu_of(v)
         tl.store(out + b * o_b + offsets(t, c, o_l, o_c), narrow(v, out), inside)
@@ -163,7 +164,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["R", "C"])
 def _cross_kernel(x, y, out, R, C, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[g, c] at 0 .. n / 2 = spectrum of the real part of what sum_r conj(x[r, c]) y[g, r, c] is the spectrum of."""
+    """out[g, c] at 0 .. n / 2 = spectrum of the real part of the inverse FFT of sum_r conj(x[r, c]) y[g, r, c]."""
     f = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     c, g = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     inside = f <= n // 2
@@ -188,7 +189,7 @@ def _cross_kernel(x, y, out, R, C, n, WIDTH: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit(do_not_specialize=["R", "C", "start", "stop"])
 def _energy_kernel(y, out, R, C, n, start, stop, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[s, g, c] = what program s adds up of |y[g, :, c, start:stop]|^2."""
+    """out[s, g, c] = the part of the sum of |y[g, :, c, start:stop]|^2 that program s computes."""
     c, g, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     total = tl.zeros([2 * WIDTH], y.dtype.element_ty)
     blocks = tl.cdiv(stop - start, WIDTH)
@@ -208,7 +209,7 @@ def _total_kernel(  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BL + tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros([BL, BC], tl.float64)
-    row = x
+    sequence = x
     for b in range(B):
         t = i
         if REVERSE:
@@ -216,25 +217,25 @@ def _total_kernel(  # type: ignore[no-untyped-def]
         if MOVED:
             t = i - L + tl.load(ends + b).to(tl.int32)
         inside = ((t >= 0) & (i < L))[:, None] & (c < C)[None, :]
-        total += widen(tl.load(row + offsets(t, c, x_l, x_c), inside, 0.0))
-        row += x_b
+        total += widen(tl.load(sequence + offsets(t, c, x_l, x_c), inside, 0.0))
+        sequence += x_b
     inside = (i < L)[:, None] & (c < C)[None, :]
     tl.store(out + offsets(i, c, 1, L), total, inside)
 
 
-class Pairs(Reals):
-    """Spectra of pairs of real sequences, one row each."""
+class TritonEngine(TorchEngine):
+    """Spectra of pairs of real sequences, one signal each."""
 
     slice_bytes = 2**26
 
     @staticmethod
     def fast_length(n: int) -> int:
-        """Return a good FFT length that keeps every row aligned: a power of two unless that is much longer."""
+        """Return a fast FFT length that keeps every signal aligned: a power of two unless that is much longer."""
         power = 1 << (max(n, 32) - 1).bit_length()
         return power if 4 * power <= 5 * n or n <= 32 else min(power, 16 * fast_length(-(-n // 16)))
 
     def powers_together(self, branches: int, B: int) -> bool:
-        """Tell whether all branches' spectra had better be as long as the input's: if they are few beside the batch."""
+        """Return whether all branches' spectra should be as long as the input's: if the batch is twice as large."""
         return 2 * branches <= B
 
     @property
@@ -243,33 +244,33 @@ class Pairs(Reals):
 
     def slices(self, B: int, C: int, n: int, copies: int = 1) -> Iterator[slice]:
         """Yield slices of sequences, in pairs."""
-        step = min(max(1, self.slice_bytes // (2 * copies * C * n * self.dtype.itemsize)), MOST_ROWS)
+        step = min(max(1, self.slice_bytes // (2 * copies * C * n * self.dtype.itemsize)), MAX_PAIRS)
         return (slice(2 * start, min(2 * (start + step), B)) for start in range(0, -(-B // 2), step))
 
-    def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, rows: slice = slice(None)) -> Tensor:
+    def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, batch: slice = slice(None)) -> Tensor:
         """Transform pairs into (ceil(B / 2), C, n)."""
-        line = line.rows(rows)
+        line = line.select(batch)
         B, C, L = line.x.shape
         R, moved = -(-B // 2), line.ends is not None and not line.reverse
         out = torch.empty(R, C, n, 2, device=line.x.device, dtype=self.dtype)
-        for start in range(0, R, MOST_ROWS):
-            some, pairs = line.rows(slice(2 * start, 2 * (start + MOST_ROWS))), out[start : start + MOST_ROWS]
-            _pack_kernel[triton.cdiv(n, ROWS), triton.cdiv(C, COLUMNS), len(pairs)](
+        for start in range(0, R, MAX_PAIRS):
+            some, pairs = line.select(slice(2 * start, 2 * (start + MAX_PAIRS))), out[start : start + MAX_PAIRS]
+            _pack_kernel[triton.cdiv(n, TILE_TIME), triton.cdiv(C, TILE_CHANNELS), len(pairs)](
                 some.x, some.ends if moved else pairs, pairs, len(some.x), C, L, n, first, at, *some.x.stride(),
-                REVERSE=line.reverse, MOVED=moved, BL=ROWS, BC=COLUMNS,
+                REVERSE=line.reverse, MOVED=moved, BL=TILE_TIME, BC=TILE_CHANNELS,
             )  # fmt: skip
         return torch.fft.fft(torch.view_as_complex(out))
 
     def inverse(self, X: Tensor, n: int) -> Tensor:
-        """Transform rows back, times n."""
+        """Transform signals back, times n."""
         return torch.fft.ifft(X, norm="forward")
 
     def forward_again(self, y: Tensor, n: int) -> Tensor:
-        """Transform rows in time once more."""
+        """Transform signals in time into spectra."""
         return torch.fft.fft(y)
 
     def _weights(self, W: Tensor) -> Tensor:
-        """Return spectra of real kernels, at n / 2 + 1 frequencies, as pairs of numbers."""
+        """Return spectra of real kernels, at n / 2 + 1 frequencies, as real and imaginary parts."""
         return torch.view_as_real(W.to(self._complex).contiguous())
 
     def cross(self, A: Tensor, T: Tensor) -> Tensor:
@@ -286,11 +287,11 @@ class Pairs(Reals):
         return self.cross(A, A).real
 
     def scale_(self, X: Tensor, W: Tensor) -> Tensor:
-        """Multiply rows by (C, f), in place."""
+        """Multiply signals by (C, f), in place."""
         return self.combine_(X[None], W[None])
 
     def product(self, X: Tensor, W: Tensor) -> Tensor:
-        """Return rows times each of (g, C, f)."""
+        """Return signals times each of (g, C, f)."""
         R, C, n = X.shape
         out = torch.empty(len(W), *X.shape, device=X.device, dtype=X.dtype)
         _product_kernel[triton.cdiv(n, WIDTH), C, triton.cdiv(R, CHUNK)](
@@ -299,11 +300,11 @@ class Pairs(Reals):
         return out
 
     def add_(self, X: Tensor, other: Tensor, W: Tensor) -> Tensor:
-        """Add other rows times (C, f) to rows, in place."""
+        """Add other signals times (C, f) to signals, in place."""
         return self._combine(other[None], W[None], X, True)
 
     def combine_(self, T: Tensor, W: Tensor) -> Tensor:
-        """Return sum_g T_g W_g, in T's first."""
+        """Return sum_g T_g W_g, stored in T[0]."""
         return self._combine(T, W, T[0], False)
 
     def _combine(self, T: Tensor, W: Tensor, out: Tensor, add: bool) -> Tensor:
@@ -315,7 +316,7 @@ class Pairs(Reals):
         return out
 
     def energy(self, y: Tensor, start: int, stop: int) -> Tensor:
-        """Sum the squares at some positions of rows in time."""
+        """Sum the squares at positions start .. stop - 1 of signals in time."""
         G, R, C, n = y.shape
         parts = torch.empty(SPLITS, G, C, device=y.device, dtype=self.dtype)
         _energy_kernel[C, G, SPLITS](torch.view_as_real(y), parts, R, C, n, start, stop, WIDTH=WIDTH)
@@ -326,46 +327,41 @@ class Pairs(Reals):
         B, C, L = line.x.shape
         moved = line.ends is not None and not line.reverse
         out = torch.empty(C, L, device=line.x.device, dtype=torch.float64)
-        _total_kernel[triton.cdiv(L, FEW_ROWS), triton.cdiv(C, FEW_COLUMNS)](
+        _total_kernel[triton.cdiv(L, SUM_TIME), triton.cdiv(C, SUM_CHANNELS)](
             line.x, line.ends if moved else out, out, B, C, L, *line.x.stride(),
-            REVERSE=line.reverse, MOVED=moved, BL=FEW_ROWS, BC=FEW_COLUMNS,
+            REVERSE=line.reverse, MOVED=moved, BL=SUM_TIME, BC=SUM_CHANNELS,
         )  # fmt: skip
         return out
 
     def zeros(self, like: Tensor, *shape: int) -> Tensor:
-        """Return rows of zeros for so many sequences."""
+        """Return zeros for all sequences (B, C, L), as signals."""
         B, *rest = shape
         return torch.zeros(-(-B // 2), *rest, device=like.device, dtype=self._complex)
 
-    def row_slice(self, rows: slice) -> slice:
-        """Return the rows that hold some sequences."""
-        return slice(rows.start // 2, -(-rows.stop // 2))
+    def signals(self, batch: slice) -> slice:
+        """Return the slice of pairs that hold these sequences."""
+        return slice(batch.start // 2, -(-batch.stop // 2))
 
-    def output(
-        self,
-        y: Tensor,
-        at: int,
-        out: Tensor,
-        bias: Tensor | None = None,
-        extras: Sequence[Extra] = (),
-        gelu: bool = False,
-    ) -> None:
-        """Write pairs in time, from `at` on, to a batch (B, C, L)."""
-        if len(y) > MOST_ROWS:
-            for start in range(0, len(y), MOST_ROWS):
-                rows, own = slice(start, start + MOST_ROWS), slice(2 * start, 2 * (start + MOST_ROWS))
-                some = [Extra(extra.line.rows(own), extra.rows[rows], extra.table) for extra in extras]
-                self.output(y[rows], at, out[own], bias, some, gelu)
+    def output(self, y: Tensor, at: int, out: Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
+        """Write pairs in time, from position `at` on, through the epilogue, to a batch (B, C, L)."""
+        bias, addends, gelu = epilogue.bias, epilogue.addends, epilogue.gelu
+        if len(y) > MAX_PAIRS:
+            for start in range(0, len(y), MAX_PAIRS):
+                pairs, batch = slice(start, start + MAX_PAIRS), slice(2 * start, 2 * (start + MAX_PAIRS))
+                some = [Addend(addend.line.select(batch), addend.signals[pairs], addend.shared) for addend in addends]
+                self.output(y[pairs], at, out[batch], Epilogue(bias, some, gelu))
             return
         B, C, L = out.shape
-        forth = next((e for e in extras if not e.line.reverse), None)
-        back = next((e for e in extras if e.line.reverse), None)
-        ends = None if forth is None else forth.line.ends
+        causal = next((addend for addend in addends if not addend.line.reverse), None)
+        anticausal = next((addend for addend in addends if addend.line.reverse), None)
+        ends = None if causal is None else causal.line.ends
         real = torch.view_as_real(y)
-        _output_kernel[triton.cdiv(L, ROWS), triton.cdiv(C, COLUMNS), y.shape[0]](
-            real, out, real if bias is None else bias.contiguous(), real if ends is None else ends,
-            *((real, real) if forth is None else (torch.view_as_real(forth.rows), forth.table.contiguous())),
-            *((real, real) if back is None else (torch.view_as_real(back.rows), back.table.contiguous())),
-            B, C, L, y.shape[-1], at, *out.stride(), BIAS=bias is not None, FORTH=forth is not None,
-            BACK=back is not None, MOVED=ends is not None, GELU=gelu, BL=ROWS, BC=COLUMNS,
+        tensors = [
+            (real, real) if addend is None else (torch.view_as_real(addend.signals), addend.shared.contiguous())
+            for addend in (causal, anticausal)
+        ]
+        _output_kernel[triton.cdiv(L, TILE_TIME), triton.cdiv(C, TILE_CHANNELS), y.shape[0]](
+            real, out, real if bias is None else bias.contiguous(), real if ends is None else ends, *tensors[0],
+            *tensors[1], B, C, L, y.shape[-1], at, *out.stride(), BIAS=bias is not None, CAUSAL=causal is not None,
+            ANTICAUSAL=anticausal is not None, MOVED=ends is not None, GELU=gelu, BL=TILE_TIME, BC=TILE_CHANNELS,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The Triton kernels behind `modes.py`: all resolutions at once, as sums of waves."""
+"""Triton kernels of `synthesize`: all resolutions at once, as sums of cosines and sines."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 import triton
 
-from ..constants import numbers_on
-from ..triton_tools import on_device, wide
+from .._common import constants
+from .._triton import int32_constants, wide
 
-TAPS, CHANNELS, MODES = 64, 32, 4  # of a program
+TAPS, CHANNELS, MODES = 64, 32, 4  # per program
 
 
 @triton.jit
-def _wave(t, m, n, M, scale, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Cosine and minus sine of mode m at taps t of n, weighted as the inverse real FFT does; zero if there is none."""
+def _mode(t, m, n, M, scale, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return cos and -sin of mode m at taps t of n, weighted as in the inverse real FFT; zero for missing modes."""
     turns = (m * t) % n
     turns = tl.where(2 * turns > n, turns - n, turns)
     angle = (turns.to(tl.float64) / n.to(tl.float64) * 6.283185307179586).to(WIDE)
@@ -39,7 +39,7 @@ def _synthesize_kernel(  # type: ignore[no-untyped-def]
     scale = tl.load(scales + i)
     taps = tl.zeros([BC, BT], WIDE)
     for m in range(tl.where(tl.program_id(0) * BT < n, M, 0)):
-        cos, sin = _wave(t, m, n, M, scale, WIDE)
+        cos, sin = _mode(t, m, n, M, scale, WIDE)
         at = modes + ((i * C + c) * M + m) * 2
         real, imaginary = tl.load(at, c < C, 0.0).to(WIDE), tl.load(at + 1, c < C, 0.0).to(WIDE)
         taps += real[:, None] * cos[None, :] + imaginary[:, None] * sin[None, :]
@@ -62,7 +62,7 @@ def _analyse_kernel(  # type: ignore[no-untyped-def]
     for first in range(0, n, BT):
         t = first + tl.arange(0, BT)
         g = tl.load(grad + c[:, None] * total + (start + t)[None, :], (c < C)[:, None] & (t < n)[None, :], 0.0)
-        cos, sin = _wave(t[None, :], m[:, None], n, M, scale, WIDE)
+        cos, sin = _mode(t[None, :], m[:, None], n, M, scale, WIDE)
         real += g[:, None, :] * cos[None, :, :]
         imaginary += g[:, None, :] * sin[None, :, :]
     at = out + ((i * C + c)[:, None] * M + m[None, :]) * 2
@@ -72,23 +72,23 @@ def _analyse_kernel(  # type: ignore[no-untyped-def]
 
 
 def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> Tensor:
-    """Kernels from modes (N, C, M, 2), side by side."""
+    """Return the kernels (C, sum of lengths) of modes (N, C, M, 2), concatenated."""
     N, C, M, _ = modes.shape
     out = torch.empty(C, sum(lengths), dtype=modes.dtype, device=modes.device)
     _synthesize_kernel[triton.cdiv(max(lengths), TAPS), triton.cdiv(C, CHANNELS), N](
-        modes, on_device(lengths, modes), on_device(list(accumulate(lengths, initial=0)), modes),
-        numbers_on(scales, modes), out, C, M, sum(lengths), WIDE=wide(modes.dtype), BT=TAPS, BC=CHANNELS,
+        modes, int32_constants(lengths, modes), int32_constants(list(accumulate(lengths, initial=0)), modes),
+        constants(scales, modes, torch.float64), out, C, M, sum(lengths), WIDE=wide(modes.dtype), BT=TAPS, BC=CHANNELS,
     )  # fmt: skip
     return out
 
 
 def analyse(grad: Tensor, lengths: Sequence[int], scales: Sequence[float], shape: Sequence[int]) -> Tensor:
-    """Gradient of the modes (N, C, M, 2) from that of the kernels."""
+    """Return the gradient of the modes (N, C, M, 2) from the gradient of the kernels."""
     N, C, M, _ = shape
     out = torch.empty(*shape, dtype=grad.dtype, device=grad.device)
     _analyse_kernel[triton.cdiv(M, MODES), triton.cdiv(C, CHANNELS), N](
-        grad, on_device(lengths, grad), on_device(list(accumulate(lengths, initial=0)), grad),
-        numbers_on(scales, grad), out, C, M, grad.shape[1],
+        grad, int32_constants(lengths, grad), int32_constants(list(accumulate(lengths, initial=0)), grad),
+        constants(scales, grad, torch.float64), out, C, M, grad.shape[1],
         WIDE=wide(grad.dtype), BT=TAPS, BC=CHANNELS, BM=MODES,
     )  # fmt: skip
     return out

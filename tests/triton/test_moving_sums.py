@@ -1,4 +1,4 @@
-"""Windows by Triton == the float64 reference: constant kernels and kernels of a few modes."""
+"""Moving sums by Triton == the float64 reference: constant kernels and kernels of a few modes."""
 
 import copy
 
@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
-from mrconv.ops import select as dispatch
-from mrconv.ops.branch_sum.moving_sum import mode_branch_sum, window_branch_sum
+from mrconv.ops import Algorithm, ModeKernels, Normalization, Selection, Taps, select
 
 from ..conftest import gradients, relative, training_step
-from .test_triton import DEVICE, LENGTHS, _poison, assert_same, double, inputs  # noqa: F401
+from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 pytest.importorskip("triton")
-windows_triton = pytest.importorskip("mrconv.ops.branch_sum.moving_sum_triton")
+moving_sum_triton = pytest.importorskip("mrconv.ops.branch_sum.moving_sum_triton")
+MOVING_SUM, MOVING_MODES = Selection(Algorithm.MOVING_SUM, True), Selection(Algorithm.MOVING_MODES, True)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -21,23 +21,23 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 @pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16), (1, 2, 4, 100)])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("masked", "skipped"), [(False, True), (True, False)])
-def test_windows(L, widths, channels_last, masked, skipped, monkeypatch):
-    monkeypatch.setattr(windows_triton, "CHUNK", windows_triton.ROWS)  # several, at the longest
+def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
+    monkeypatch.setattr(moving_sum_triton, "CHUNK", moving_sum_triton.TILE_TIME)  # several chunks at the longest
     u, lengths, mask = inputs(L, channels_last, masked)
 
-    def fast(u, heights, weight, *skip):
-        here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
-        return window_branch_sum(u * here, heights, widths, weight, *(skip or (None, None)), ends)[0] * here
+    def run(f, *selection):
+        def call(u, heights, weight, *skip_and_bias):
+            taps = [Taps(h[:, None], range(w)) for h, w in zip(heights, widths, strict=True)]
+            return masked_sum(f, u, taps, weight, skip_and_bias, lengths, mask, *selection)
 
-    def plain(u, heights, weight, *skip):
-        branches = [(h[:, None].expand(-1, w), range(w)) for h, w in zip(heights, widths, strict=True)]
-        return ops.branch_sum_reference(u * mask, branches, weight, *(skip or (None, None)), lengths)[0] * mask
+        return call
 
-    skip = [double(5), double(5)] if skipped else []  # and bias
-    assert_same(fast, plain, u, double(len(widths), 5), double(len(widths), 5), *skip)
+    skip_and_bias = [double(5), double(5)] if skipped else []
+    fast, plain = run(ops.branch_sum, MOVING_SUM), run(ops.branch_sum_reference)
+    assert_same(fast, plain, u, double(len(widths), 5), double(len(widths), 5), *skip_and_bias)
 
 
-def test_windows_keep_float32_accuracy_over_a_long_sequence():
+def test_moving_sums_keep_float32_accuracy_over_a_long_sequence():
     L = 65_536 if DEVICE == "cuda" else 700
     exact = MRConv(2, L, kernel_size=1, dtype=torch.float64)
     layer = copy.deepcopy(exact).float().to(DEVICE)
@@ -49,7 +49,7 @@ def test_windows_keep_float32_accuracy_over_a_long_sequence():
 
 
 def kernel_of(coefficients, width, period):
-    """Return the kernel (C, width) that coefficients (C, 2 modes - 1) stand for."""
+    """Return the kernel (C, width) of coefficients (C, 2 modes - 1)."""
     tau = torch.arange(width, dtype=torch.float64)
     kernel = coefficients[:, :1].expand(-1, width)
     for m in range(1, coefficients.shape[1] // 2 + 1):
@@ -59,17 +59,16 @@ def kernel_of(coefficients, width, period):
 
 
 def both(widths, periods, lengths, mask):
-    """Return the op and its reference as functions of u, coefficients, weight and maybe skip; zero where masked."""
+    """Return `branch_sum` and its reference as functions of u, coefficients, weight, and optionally skip and bias."""
 
-    def fast(u, coefficients, weight, *skip):
-        here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
-        y, *_ = mode_branch_sum(u * here, coefficients, widths, periods, weight, *(skip or (None, None)), ends)
-        return y * here
+    def fast(u, coefficients, weight, *skip_and_bias):
+        kernels = ModeKernels(coefficients, widths, periods)
+        return masked_sum(ops.branch_sum, u, kernels, weight, skip_and_bias, lengths, mask, MOVING_MODES)
 
-    def plain(u, coefficients, weight, *skip):
-        kernels = [kernel_of(*branch) for branch in zip(coefficients, widths, periods, strict=True)]
-        branches = [(k, range(w)) for k, w in zip(kernels, widths, strict=True)]
-        return ops.branch_sum_reference(u * mask, branches, weight, *(skip or (None, None)), lengths)[0] * mask
+    def plain(u, coefficients, weight, *skip_and_bias):
+        branches = zip(coefficients, widths, periods, strict=True)
+        kernels = [Taps(kernel_of(c, w, period), range(w)) for c, w, period in branches]
+        return masked_sum(ops.branch_sum_reference, u, kernels, weight, skip_and_bias, lengths, mask)
 
     return fast, plain
 
@@ -86,7 +85,7 @@ BRANCHES = {  # modes, widths, periods
 
 @pytest.mark.parametrize(
     ("L", "channels_last", "masked", "branches"),
-    [  # Triton's interpreter takes a second or more for each
+    [  # each takes a second or more in Triton's interpreter
         *((1, True, True, name) for name in ("cut", "five modes")),
         *((2, True, False, name) for name in ("cut within a tile", "constant")),
         *((63, True, False, name) for name in BRANCHES),
@@ -98,9 +97,9 @@ BRANCHES = {  # modes, widths, periods
 def test_modes(L, channels_last, masked, branches):
     modes, widths, periods = BRANCHES[branches]
     u, lengths, mask = inputs(L, channels_last, masked, B=3 if masked else 2)
-    skip = [double(5), double(5)] if channels_last else []  # and bias
+    skip_and_bias = [double(5), double(5)] if channels_last else []
     coefficients = double(len(widths), 5, 2 * modes - 1)
-    assert_same(*both(widths, periods, lengths, mask), u, coefficients, double(len(widths), 5), *skip)
+    assert_same(*both(widths, periods, lengths, mask), u, coefficients, double(len(widths), 5), *skip_and_bias)
 
 
 def test_modes_of_one_sequence_and_many_channels():
@@ -110,29 +109,29 @@ def test_modes_of_one_sequence_and_many_channels():
     assert_same(*both(widths, periods, None, mask), u, coefficients, double(len(widths), 35), double(35), double(35))
 
 
-def test_modes_where_gradients_are_found_in_slices(monkeypatch):
-    from mrconv.ops.branch_sum import moving_modes_triton as mode_windows_triton
+def test_mode_gradients_in_slices_of_the_batch(monkeypatch):
+    from mrconv.ops.branch_sum import moving_modes_triton
 
     modes, widths, periods = BRANCHES["cut"]
     u, lengths, mask = inputs(63, True, True)
     coefficients, weight = double(len(widths), 5, 2 * modes - 1), double(len(widths), 5)
     fast, _ = both(widths, periods, lengths, mask)
-    whole = gradients(fast, *(x.to(DEVICE) for x in (u, coefficients, weight)))
-    monkeypatch.setattr(mode_windows_triton, "SLICE_BYTES", 2 * len(widths) * 5 * 63 * 8)
+    y_at_once, grads_at_once = gradients(fast, *(x.to(DEVICE) for x in (u, coefficients, weight)))
+    monkeypatch.setattr(moving_modes_triton, "SLICE_BYTES", 2 * len(widths) * 5 * 63 * 8)
     y, grads = gradients(fast, *(x.to(DEVICE) for x in (u, coefficients, weight)))
-    assert all(relative(a, b) < 1e-12 for a, b in zip((y, *grads), (whole[0], *whole[1]), strict=True))
+    assert all(relative(a, b) < 1e-12 for a, b in zip((y, *grads), (y_at_once, *grads_at_once), strict=True))
 
 
 def test_modes_return_the_statistics():
     modes, widths, periods = BRANCHES["doubling"]
     u, lengths, mask = inputs(130, True, True)
     coefficients, weight = double(len(widths), 5, 2 * modes - 1), double(len(widths), 5)
-    branches = [(kernel_of(c, w, w), range(w)) for c, w in zip(coefficients, widths, strict=True)]
-    _, *expected = ops.branch_sum_reference(u * mask, branches, weight, None, None, lengths)
-    on_device = (x.to(DEVICE) for x in (u * mask, coefficients, weight, lengths))
-    x, coefficients, weight, lengths = on_device
-    _, *found = mode_branch_sum(x, coefficients, widths, periods, weight, None, None, lengths)
-    for a, b in zip(found, expected, strict=True):
+    branches = [Taps(kernel_of(c, w, w), range(w)) for c, w in zip(coefficients, widths, strict=True)]
+    _, *expected = ops.branch_sum_reference(u * mask, branches, Normalization(weight, lengths=lengths))
+    x, coefficients, weight, lengths = (x.to(DEVICE) for x in (u * mask, coefficients, weight, lengths))
+    kernels = ModeKernels(coefficients, widths, periods)
+    _, *statistics = ops.branch_sum(x, kernels, Normalization(weight, lengths=lengths), MOVING_MODES)
+    for a, b in zip(statistics, expected, strict=True):
         torch.testing.assert_close(a.cpu(), b)
 
 
@@ -170,45 +169,50 @@ def test_modes_keep_float32_accuracy_over_a_long_sequence():
 
 
 @pytest.mark.parametrize("kernel_size", [2, 4, 5])
-def test_layers_run_as_waves_where_that_is_cheapest(kernel_size, monkeypatch):
-    monkeypatch.setattr(dispatch, "cost", lambda u, triton, op, reach, taps: float(not op.endswith("waves")))
+def test_layers_run_as_moving_modes_where_that_is_cheapest(kernel_size, monkeypatch):
+    def cost(u, triton, algorithm, problem):
+        assert problem.modes == kernel_size // 2 + 1
+        return float(algorithm is not Algorithm.MOVING_MODES)
+
+    monkeypatch.setattr(select, "cost", cost)
     exact = MRConv(5, 77, kernel_size=kernel_size, backend="reference", dtype=torch.float64)
     layer = copy.deepcopy(exact).to(DEVICE)
     layer.backend = "triton"
     u = torch.randn(2, 70, 5, dtype=torch.float64)
-    assert layer.choice(u.to(DEVICE)).op == f"{kernel_size // 2 + 1} waves"
+    assert layer.explain(u.to(DEVICE)).algorithm is Algorithm.MOVING_MODES
     y, du, grads = training_step(exact, u)
-    z, dz, found = training_step(layer, u.to(DEVICE))
+    z, dz, triton_grads = training_step(layer, u.to(DEVICE))
     assert relative(z.cpu(), y) < 1e-11
     assert relative(dz.cpu(), du) < 1e-11
-    assert all(relative(found[name].cpu(), g) < 1e-9 for name, g in grads.items() if g.norm() > 1e-9)
+    assert all(relative(triton_grads[name].cpu(), g) < 1e-9 for name, g in grads.items() if g.norm() > 1e-9)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (33, 2, 65), (300, 3, 5), (2049, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parts_are_summed_in_float64(shape, dtype):
-    from mrconv.ops.triton_tools import summed
+    from mrconv.ops._triton import sum_parts
 
     parts = torch.randn(shape, dtype=dtype, device=DEVICE) + 1e3
-    found = summed(parts)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, parts.double().sum(0), rtol=1e-14, atol=0)
+    total = sum_parts(parts)
+    assert total.dtype == torch.float64
+    torch.testing.assert_close(total, parts.double().sum(0), rtol=1e-14, atol=0)
 
 
 def test_gradients_have_the_input_s_memory_format():
     u = torch.randn(2, 9, 3, device=DEVICE).transpose(1, 2).requires_grad_()
     heights, weight = (torch.randn(2, 3, device=DEVICE) for _ in range(2))
-    y = window_branch_sum(u, heights, [1, 2], weight)[0]
+    taps = [Taps(h[:, None], range(w)) for h, w in zip(heights, (1, 2), strict=True)]
+    y = ops.branch_sum(u, taps, Normalization(weight), MOVING_SUM).y
     (du,) = torch.autograd.grad(y, u, torch.randn(2, 3, 9, device=DEVICE))
     assert du.stride() == u.stride()
 
 
-def test_window_ops_are_registered_correctly():
+def test_ops_are_registered_correctly():
     u = torch.randn(2, 3, 9, device=DEVICE, requires_grad=True)
     heights, weight = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
     coefficients = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True)
     skip = torch.randn(3, device=DEVICE, requires_grad=True)
-    arguments = (u, heights, weight, skip, skip, None, [1, 2], 1e-5, False)
-    torch.library.opcheck(torch.ops.mrconv.window_branch_sum.default, arguments, test_utils=CHECKS)
-    arguments = (u, coefficients, weight, skip, skip, None, [4, 7], [4, 8], 1e-5, False)
-    torch.library.opcheck(torch.ops.mrconv.mode_branch_sum.default, arguments, test_utils=CHECKS)
+    arguments = (u, heights, weight, skip, skip, None, 1e-5, False, [1, 2])
+    torch.library.opcheck(torch.ops.mrconv.branch_sum_moving_sum.default, arguments, test_utils=CHECKS)
+    arguments = (u, coefficients, weight, skip, skip, None, 1e-5, False, [4, 7], [4, 8])
+    torch.library.opcheck(torch.ops.mrconv.branch_sum_moving_modes.default, arguments, test_utils=CHECKS)

@@ -1,19 +1,18 @@
-"""Convolution by Toeplitz products == the float64 FFT convolution, as far as the precision goes."""
+"""Convolution by Toeplitz products == the float64 FFT convolution, to the accuracy of the precision."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from mrconv.ops.fft_conv.op import fft_conv_reference
-from mrconv.ops.toeplitz_conv.op import toeplitz_conv
+from mrconv.ops import fft_conv_reference, toeplitz_conv
 
 from ..conftest import gradients, relative
+from .helpers import DEVICE, channels_last
 
 pytest.importorskip("triton")
 from mrconv.ops.toeplitz_conv import triton_kernels as toeplitz_triton
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCE = {  # the interpreter cuts bits off
+TOLERANCE = {  # the interpreter truncates
     torch.float32: 1e-5,
     torch.float16: 1e-3,
     torch.bfloat16: 5e-3 if DEVICE == "cuda" else 1e-2,
@@ -31,27 +30,10 @@ SHAPES = [  # B, C, L, K, lead
 ]
 
 
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Fill what is allocated with NaN, so that an element no program writes is seen."""
-    for owner, name in ((torch, "empty_like"), (torch, "empty"), (torch.Tensor, "new_empty")):
-        allocate = getattr(owner, name)
-
-        def poisoned(*args, allocate=allocate, **kwargs):
-            x = allocate(*args, **kwargs)
-            return x.fill_(float("nan")) if x.is_floating_point() and not x.is_meta else x
-
-        monkeypatch.setattr(owner, name, poisoned)
-
-
 def reference(u, kernel, lead=0, bias=None, gelu=False):
     y = fft_conv_reference(u.double(), kernel.double(), lead)
     y = y if bias is None else y + bias.double()[:, None]
     return F.gelu(y) if gelu else y
-
-
-def channels_last(u):
-    return u.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def assert_close(u, kernel, *args):
@@ -91,7 +73,7 @@ def test_bias_gelu_and_gradients(B, C, L, K, lead, gelu, order, dtype):
     exact, exact_grads = gradients(lambda u, k, b: reference(u, k, lead, b, gelu), *(x.double() for x in inputs))
     for got, like, expected in zip((y, *grads), (inputs[0], *inputs), (exact, *exact_grads), strict=True):
         assert got.dtype == like.dtype
-        size = expected.norm().clamp(min=(B * L) ** 0.5)  # that of a bias adds up to far less than its terms
+        size = expected.norm().clamp(min=(B * L) ** 0.5)  # the terms of the bias' gradient cancel
         assert (got.double().cpu() - expected).norm() < 2 * TOLERANCE[dtype] * size
 
 
@@ -112,7 +94,7 @@ def test_strided_inputs(dtype):
 
 @pytest.mark.parametrize("B", [1, 3])
 def test_time_contiguous_input_is_not_copied(monkeypatch, B):
-    monkeypatch.setattr(toeplitz_triton, "scratch", None)
+    monkeypatch.setattr(toeplitz_triton, "time_contiguous_empty", None)
     assert_close(torch.randn(B, 3, 192).half(), torch.randn(3, 100), 20)
     assert_close(torch.randn(3, B, 192).half().transpose(0, 1), torch.randn(3, 100), 20)
 
@@ -138,7 +120,7 @@ def test_one_tap_shifts(dtype):
     u, kernel = torch.randn(2, 3, 140, device=DEVICE).to(dtype), torch.zeros(3, 9, device=DEVICE)
     kernel[:, 5] = 0.5
     y = toeplitz_conv(u, kernel, 2)
-    exact = dtype != torch.float32 or DEVICE == "cpu"  # a GPU's product of float32 is made of three of fewer bits
+    exact = dtype != torch.float32 or DEVICE == "cpu"  # a GPU computes a float32 product from three of fewer bits
     assert (y[..., 3:] - 0.5 * u[..., :-3]).abs().max() <= (0 if exact else 1e-6)
     assert (y[..., :3] == 0).all()
 
@@ -153,7 +135,7 @@ def test_op_is_registered_correctly():
 
 def test_errors():
     u, kernel = torch.randn(2, 3, 9, device=DEVICE), torch.randn(3, 9, device=DEVICE)
-    with pytest.raises(TypeError, match=r"takes u in float32, bfloat16 or float16, got torch.float64: use fft_conv"):
+    with pytest.raises(TypeError, match=r"takes u in float32, bfloat16 or float16; got torch.float64: use fft_conv"):
         toeplitz_conv(u.double(), kernel)
-    with pytest.raises(ValueError, match=r"lead must be from 0 to 8, below the kernel's length, got 9"):
+    with pytest.raises(ValueError, match=r"lead must be from 0 to 8, below the kernel's length; got 9"):
         toeplitz_conv(u.half(), kernel, 9)

@@ -6,47 +6,14 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
+from mrconv.ops import Algorithm, ModeKernels, Normalization, Selection, Taps
 
-from ..conftest import gradients, randomise, relative, training_step
+from ..conftest import randomise, relative, training_step
+from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 pytest.importorskip("triton")
-taps_triton = pytest.importorskip("mrconv.ops.tap_conv.triton_kernels")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LENGTHS = [1, 2, 63, 130]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Fill what is allocated with NaN, so that an element no program writes is seen."""
-    for owner, name in ((torch, "empty_like"), (torch, "empty"), (torch.Tensor, "new_empty")):
-        allocate = getattr(owner, name)
-
-        def poisoned(*args, allocate=allocate, **kwargs):
-            x = allocate(*args, **kwargs)
-            return x.fill_(float("nan")) if x.is_floating_point() and not x.is_meta else x
-
-        monkeypatch.setattr(owner, name, poisoned)
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def inputs(L, channels_last, masked, B=3, C=5):
-    u = double(B, C, L) + 0.3
-    if channels_last:
-        u = u.transpose(1, 2).contiguous().transpose(1, 2)
-    lengths = torch.tensor([L, 1, (L + 1) // 2])[:B] if masked else None
-    mask = torch.arange(L) < (torch.full((B,), L) if lengths is None else lengths)[:, None]
-    return u, lengths, mask[:, None]
-
-
-def assert_same(f, reference, *tensors, tolerance=1e-9):
-    """Compare f on the device with the reference on the CPU."""
-    y, grads = gradients(f, *(x.to(DEVICE) for x in tensors))
-    expected, expected_grads = gradients(reference, *tensors)
-    for a, b in zip((y, *grads), (expected, *expected_grads), strict=True):
-        assert (a.cpu() - b).norm() <= tolerance * b.norm().clamp(min=1)
+tap_kernels = pytest.importorskip("mrconv.ops.tap_conv.triton_kernels")
+tap_gradients = pytest.importorskip("mrconv.ops.branch_sum.taps_triton")
 
 
 @pytest.mark.parametrize("L", LENGTHS)
@@ -70,8 +37,8 @@ FEW, MANY = [(0,), (0, 2), (), (5, 70), (-1, -4)], [tuple(range(-3, 40, 2)), (),
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_tap_branches(L, lags, channels_last, masked, monkeypatch):
-    monkeypatch.setattr(taps_triton, "SPAN", 64)
-    monkeypatch.setattr(taps_triton, "SCRATCH", 2 * 5 * L * len(lags) * 8)  # slices of 2 and of 1
+    monkeypatch.setattr(tap_kernels, "SPAN", 64)
+    monkeypatch.setattr(tap_gradients, "SCRATCH_BYTES", 2 * 5 * L * len(lags) * 8)  # slices of 2 and of 1
     check_branches(lags, not masked, *inputs(L, channels_last, masked))
 
 
@@ -83,23 +50,15 @@ def test_tap_branches_of_many_channels():
 def check_branches(lags, skipped, u, lengths, mask):
     C = u.shape[1]
 
-    def run(f, **kwargs):
+    def run(f, *selection):
         def call(u, weight, skip, bias, *values):
-            here = mask.to(u.device)
-            ends = None if lengths is None else lengths.to(u.device)
-            taps = list(zip(values, lags, strict=True))
-            y, *_ = f(u * here, taps, weight, *((skip, bias) if skipped else (None, None)), ends, **kwargs)
-            return y * here
+            taps = [Taps(*branch) for branch in zip(values, lags, strict=True)]
+            return masked_sum(f, u, taps, weight, (skip, bias) if skipped else (), lengths, mask, *selection)
 
         return call
 
     values = [double(C, len(at)) for at in lags]
-
-    def taps(u, branches, *rest, **kwargs):
-        values, lags = torch.cat([v for v, _ in branches], 1), [lag for _, at in branches for lag in at]
-        return ops.tap_branch_sum(u, values, lags, [len(at) for _, at in branches], *rest, **kwargs)
-
-    fast, plain = run(taps, backend="triton"), run(ops.branch_sum_reference)
+    fast, plain = run(ops.branch_sum, Selection(Algorithm.TAPS, True)), run(ops.branch_sum_reference)
     assert_same(fast, plain, u, double(len(lags), C), double(C), double(C), *values)
 
 
@@ -122,7 +81,7 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bid
     lengths = torch.tensor([45, 2, 30]) if masked else None
     y, du, grads = training_step(exact, u, lengths=lengths)
     z, dz, gpu_grads = training_step(layer, u.to(DEVICE, dtype), lengths=lengths)
-    half = 1e-2 if DEVICE == "cpu" else 5e-3  # Triton's interpreter does not round to half precision, it cuts bits off
+    half = 1e-2 if DEVICE == "cpu" else 5e-3  # Triton's interpreter truncates to half precision
     tolerance = 2e-6 if dtype == torch.float32 else half
     largest = max(g.norm() for g in grads.values())
     assert z.dtype == dtype
@@ -134,23 +93,29 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bid
     assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
 
 
-@pytest.mark.parametrize("op", ["taps", "windows", "waves", "spectral", "toeplitz"])
-def test_skip_bias_and_lengths_may_be_strided(op):
+@pytest.mark.parametrize(
+    "algorithm",
+    [Algorithm.TAPS, Algorithm.MOVING_SUM, Algorithm.MOVING_MODES, Algorithm.SPECTRAL, Algorithm.TOEPLITZ],
+)
+def test_skip_bias_and_lengths_may_be_strided(algorithm):
     u, lengths, mask = inputs(63, True, True)
     u, lengths, values, weight = (x.to(DEVICE) for x in (u * mask, lengths, double(5, 8), double(2, 5)))
-    u = u.bfloat16() if op == "toeplitz" else u
-    run = {
-        "taps": lambda *rest: ops.tap_branch_sum(u, values, [0, 1, 2, 3, 0, 4, 9, 20], [4, 4], weight, *rest),
-        "windows": lambda *rest: ops.window_branch_sum(u, weight, [3, 50], weight, *rest),
-        "waves": lambda *rest: ops.mode_branch_sum(
-            u, values.view(5, 2, 4)[:, :, :3].transpose(0, 1), [4, 8], [4, 8], weight, *rest
-        ),
-        "spectral": lambda *rest: ops.spectral_branch_sum(u, [values], [values], weight, *rest, backend="triton"),
-        "toeplitz": lambda *rest: ops.toeplitz_branch_sum(u, [values], [values], weight, *rest),
-    }[op]
+    u = u.bfloat16() if algorithm is Algorithm.TOEPLITZ else u
+    both_directions = [Taps(values, range(8)), Taps(values, range(-1, -9, -1))]
+    kernels = {
+        Algorithm.TAPS: [Taps(values[:, :4], (0, 1, 2, 3)), Taps(values[:, 4:], (0, 4, 9, 20))],
+        Algorithm.MOVING_SUM: [Taps(values[:, :1], range(3)), Taps(values[:, 1:2], range(50))],
+        Algorithm.MOVING_MODES: ModeKernels(values.view(5, 2, 4)[:, :, :3].transpose(0, 1), [4, 8], [4, 8]),
+        Algorithm.SPECTRAL: both_directions,
+        Algorithm.TOEPLITZ: both_directions,
+    }[algorithm]
+
+    def run(*rest):
+        return ops.branch_sum(u, kernels, Normalization(weight, *rest), Selection(algorithm, True))
+
     rest = [double(5).to(DEVICE), double(5).to(DEVICE), lengths]
-    apart = [torch.stack([x, torch.zeros_like(x)], 1)[:, 0] for x in rest]
-    for a, b in zip(run(*rest), run(*apart), strict=True):
+    strided = [torch.stack([x, torch.zeros_like(x)], 1)[:, 0] for x in rest]
+    for a, b in zip(run(*rest), run(*strided), strict=True):
         assert torch.equal(a * mask.to(DEVICE) if a.ndim == 3 else a, b * mask.to(DEVICE) if b.ndim == 3 else b)
 
 
@@ -160,11 +125,11 @@ def test_ops_are_registered_correctly():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, skip, [0, 4], True, True), test_utils=checks)
-    arguments = (u, values, weight, skip, skip, None, [0, 4], [1, 1], 1e-5, False, True)
-    torch.library.opcheck(torch.ops.mrconv.tap_branch_sum.default, arguments, test_utils=checks)
+    arguments = (u, values, weight, skip, skip, None, 1e-5, False, [0, 4], [1, 1], True)
+    torch.library.opcheck(torch.ops.mrconv.branch_sum_taps.default, arguments, test_utils=checks)
 
 
-def test_more_sequences_than_a_grid_has_programs_are_refused():
+def test_more_sequences_than_a_grid_has_programs_raise():
     u = torch.zeros(2**16, 1, 1, device=DEVICE)
     with pytest.raises(ValueError, match="at most 65,535 sequences at once on a GPU; got 65,536"):
         ops.tap_conv(u, torch.ones(1, 1, device=DEVICE), [0], backend="triton")

@@ -1,20 +1,21 @@
-"""The spectral ops by Triton == the float64 reference: odd batches and lengths, strides, padding, slices."""
+"""The spectral algorithms by Triton == the float64 reference: odd batches and lengths, strides, padding, slices."""
 
 import pytest
 import torch
 
 from mrconv import ops
+from mrconv.ops import Algorithm, Selection, Taps
 from mrconv.ops.fft_conv import triton_kernels as spectra_triton
 
-from .test_triton import DEVICE, LENGTHS, _poison, assert_same, double, inputs  # noqa: F401
+from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 
 @pytest.fixture
 def _slices(request, monkeypatch):
     """Whole batches at some lengths, one pair at a time at others."""
     if request.node.callspec.params["L"] in (2, 63):
-        monkeypatch.setattr(spectra_triton.Pairs, "slice_bytes", 1)
-        monkeypatch.setattr(spectra_triton, "MOST_ROWS", 1)
+        monkeypatch.setattr(spectra_triton.TritonEngine, "slice_bytes", 1)
+        monkeypatch.setattr(spectra_triton, "MAX_PAIRS", 1)
 
 
 @pytest.mark.usefixtures("_slices")
@@ -45,18 +46,16 @@ def test_branch_sum(L, lags, masked, channels_last, skipped):
     u, lengths, mask = inputs(L, channels_last, masked)
     values = [double(5, len(at)) for at in lags]
 
-    def run(f, **options):
+    def run(f, *selection):
         def call(u, weight, *rest):
-            kernels, skip = rest[: len(lags)], rest[len(lags) :] or (None, None)
-            here, ends = mask.to(u.device), None if lengths is None else lengths.to(u.device)
-            y, *_ = f(u * here, list(zip(kernels, lags, strict=True)), weight, *skip, ends, **options)
-            return y * here
+            taps = [Taps(*kernel) for kernel in zip(rest[: len(lags)], lags, strict=True)]
+            return masked_sum(f, u, taps, weight, rest[len(lags) :], lengths, mask, *selection)
 
         return call
 
-    fast, plain = run(ops.branch_sum, backend="triton"), run(ops.branch_sum_reference)
-    skip = [double(5), double(5)] if skipped else []  # and bias
-    assert_same(fast, plain, u, double(len(lags), 5), *values, *skip)
+    fast, plain = run(ops.branch_sum, Selection(Algorithm.SPECTRAL, True)), run(ops.branch_sum_reference)
+    skip_and_bias = [double(5), double(5)] if skipped else []
+    assert_same(fast, plain, u, double(len(lags), 5), *values, *skip_and_bias)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 16, 130), (5, 10, 300)])
@@ -78,5 +77,5 @@ def test_ops_are_registered_correctly():
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
     modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)
-    arguments = (u, kernel, weight, skip, skip, None, [3, 4], 1, 1e-5, False, True)
-    torch.library.opcheck(torch.ops.mrconv.branch_sum.default, arguments, test_utils=checks)
+    arguments = (u, kernel, weight, skip, skip, None, 1e-5, False, [3, 4], 1, True)
+    torch.library.opcheck(torch.ops.mrconv.branch_sum_spectral.default, arguments, test_utils=checks)

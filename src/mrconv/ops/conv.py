@@ -1,0 +1,37 @@
+"""Depthwise convolution with one kernel of taps at any lags, by the algorithm that costs least."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ._common import Lags
+from .fft_conv.op import fft_conv
+from .fft_conv.reference import fft_conv_reference
+from .kernel_taps import around_zero, densify
+from .select import Algorithm, select_conv
+from .tap_conv.op import tap_conv
+from .tap_conv.reference import tap_conv_reference
+from .toeplitz_conv.op import toeplitz_conv
+
+
+def conv(
+    u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False, backend: str = "auto"
+) -> Tensor:
+    """Convolve u (B, C, L) with values (C, T) at lags, add bias (C,), apply GELU if `gelu`; the output is like u."""
+    algorithm = select_conv(u, lags, backend).algorithm
+    if algorithm is Algorithm.TAPS:
+        return tap_conv(u, values, tuple(lags), bias, gelu, backend)
+    if not isinstance(lags, range):
+        ahead, behind = max(0, -min(lags)), 1 + max(0, *lags)
+        values, lags = densify(values, lags, ahead, behind), range(-ahead, behind)
+    kernel, lead = around_zero(values, lags)
+    if algorithm is Algorithm.TOEPLITZ:
+        return toeplitz_conv(u, kernel, lead, bias, gelu)
+    return fft_conv(u, kernel, lead, bias, gelu, backend)
+
+
+def conv_reference(u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
+    """Compute `conv` by plain differentiable torch."""
+    if isinstance(lags, range):
+        return fft_conv_reference(u, *around_zero(values, lags), bias, gelu)
+    return tap_conv_reference(u, values, lags, bias, gelu)
