@@ -267,7 +267,7 @@ def test_mistakes_are_reported_in_one_line(arguments, message, capsys, tmp_path,
 )
 def test_mistakes_are_reported_before_anything_runs(arguments, message, capsys, tmp_path, monkeypatch):
     (tmp_path / "taken").touch()
-    monkeypatch.setattr("mrconv.ops.backends.INTERPRETED", False)
+    monkeypatch.setattr("mrconv.ops._common.INTERPRETED", False)
     test_mistakes_are_reported_in_one_line(["train", *arguments], message, capsys, tmp_path, monkeypatch)
     assert not list(tmp_path.glob("runs/*/*"))
 

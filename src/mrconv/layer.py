@@ -258,7 +258,7 @@ class MRConv(Mixer, IntegerBuffers):
         kernel = None if self.merged else sliding_kernel(self.directions[0], rate)
         if kernel is None:
             values, lags, bias = self.merged_kernel(rate)
-            kernel = StreamedKernel(bias, (values, lags))
+            kernel = StreamedKernel(bias, Taps(values, lags))
         return ConvolutionStreamer(kernel, self.D, self.heads, self.groups)
 
     def to_ssm(

@@ -47,4 +47,4 @@ def sliding_kernel(branches: Branches, rate: float) -> StreamedKernel | None:
     inside = (lags < branches.l_max).nonzero()[:, 0]
     values = taps.transpose(0, 1).flatten(1)[:, inside.to(taps.device)].to(compute_dtype(kernel.beta))
     modes = dataclasses.replace(ssm, C=ssm.C * beta[0][:, None])
-    return StreamedKernel(ssm.bias, (values, tuple(lags[inside].tolist())), modes)
+    return StreamedKernel(ssm.bias, Taps(values, tuple(lags[inside].tolist())), modes)
