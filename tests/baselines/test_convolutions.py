@@ -1,4 +1,4 @@
-"""Mixers with kernels of their own, against direct constructions."""
+"""Kernels of the long convolutions against direct constructions."""
 
 import math
 
@@ -15,7 +15,7 @@ DOUBLE = {"dtype": torch.float64}
 
 
 def interpolated(values, factor):
-    """Linear interpolation at the middles of `factor` times as many intervals, constant beyond the outer ones."""
+    """Interpolate linearly at the centres of `factor` times as many intervals, constant beyond the outer ones."""
     out = []
     for j in range(int(len(values) * factor)):
         at = min(max((j + 0.5) / factor - 0.5, 0.0), len(values) - 1.0)
@@ -33,21 +33,21 @@ def test_sgconv_kernel_is_its_pieces_one_after_the_other(length, init_scale, rat
     scales = 4 - init_scale
     assert len(mixer.w) == scales
     length = int(length * rate)
-    found = mixer.kernel(length, rate)
+    kernel = mixer.kernel(length, rate)
 
     def joined(direction, channel, alpha, rate):
-        whole = []
+        taps = []
         for i in range(scales):
             piece = [alpha ** (scales - 1 - i) * w for w in mixer.w[i][direction, channel].tolist()]
-            whole += interpolated(piece, rate * 2 ** (max(0, i - 1) + init_scale))
-        assert len(whole) == 64 * rate
-        return torch.tensor(whole, **DOUBLE)
+            taps += interpolated(piece, rate * 2 ** (max(0, i - 1) + init_scale))
+        assert len(taps) == 64 * rate
+        return torch.tensor(taps, **DOUBLE)
 
     for direction in range(2):
         for channel, alpha in enumerate((1.5, 2.25, 3.0)):
             norm = joined(direction, channel, alpha, 1).norm()
             expected = joined(direction, channel, alpha, rate)[:length] / norm / rate
-            assert relative(found[direction, channel], expected) < 1e-12
+            assert relative(kernel[direction, channel], expected) < 1e-12
 
 
 @pytest.mark.parametrize("length", [5, 16, 37])
@@ -58,7 +58,7 @@ def test_sgconv_gives_every_piece_a_gradient_on_a_short_input(length):
     assert [bool(w.grad.abs().max() > 0) for w in mixer.w] == reached
 
 
-def test_sgconv_norm_stays_when_the_kernel_changes():
+def test_sgconv_norm_stays_fixed_when_the_kernel_changes():
     mixer = SGConv(3, 64, kernel_size=8, **DOUBLE)
     before = mixer.kernel(64, 1.0)
     assert torch.allclose(before.norm(dim=-1), torch.ones(1, 3, **DOUBLE))
@@ -81,15 +81,15 @@ def test_longconv_kernel_is_squashed_after_it_is_smoothed():
     assert torch.equal(mixer.kernel(13, 1.0), squash(smooth(mixer.k, 1), 0.004)[..., :13])
 
 
-def test_longconv_decays_geometrically_at_first():
+def test_longconv_initially_decays_geometrically():
     mixer = LongConv(8, 4096)
-    thirds = mixer.k.detach()[0].unflatten(-1, (2, -1)).square().mean(-1).sqrt()
+    halves = mixer.k.detach()[0].unflatten(-1, (2, -1)).square().mean(-1).sqrt()
     speed = (8 / 2) ** (torch.arange(8) / 8)
     # the mean of exp(-2 s t) over the second half is exp(-s) times that over the first
-    assert torch.allclose(thirds[:, 1] / thirds[:, 0], torch.exp(-speed / 2), rtol=0.1)
+    assert torch.allclose(halves[:, 1] / halves[:, 0], torch.exp(-speed / 2), rtol=0.1)
 
 
-def test_kernel_dropout_is_for_training_only():
+def test_kernel_dropout_applies_in_training_only():
     mixer, u = LongConv(3, 20, kernel_dropout=0.5, **DOUBLE), torch.randn(2, 20, 3, **DOUBLE)
     assert not torch.allclose(mixer(u), mixer(u))
     mixer.eval()
@@ -97,7 +97,7 @@ def test_kernel_dropout_is_for_training_only():
 
 
 def tree_by_conv1d(mixer, x):
-    """The tree with torch's own dilated convolutions, a filter's taps reversed as it correlates."""
+    """Compute the tree with torch's dilated convolutions, with reversed taps because torch correlates."""
 
     def conv(x, h, dilation):
         padded = torch.nn.functional.pad(x, (dilation * (h.shape[1] - 1), 0))
@@ -135,12 +135,12 @@ def test_uniform_tree_keeps_the_nodes_below_the_coarsest(memory_size):
         nodes += [(details[level], i * 2 ** (level + 1)) for i in range(2 ** (4 - level))]
     expected = mixer.w[:, -1:] * x
     for weight, (coefficients, lag) in zip(mixer.w.T[:-1], nodes[:memory_size], strict=True):
-        late = torch.nn.functional.pad(coefficients, (lag, 0))[..., :32]
-        expected = expected + weight[:, None] * late
+        delayed = torch.nn.functional.pad(coefficients, (lag, 0))[..., :32]
+        expected = expected + weight[:, None] * delayed
     assert relative(mixer(u), expected.transpose(1, 2)) < 1e-12
 
 
-def test_the_default_tree_reaches_l_max_and_no_farther_than_needed():
+def test_the_default_tree_is_the_shallowest_that_reaches_l_max():
     for l_max, kernel_size in ((1024, 2), (1024, 4), (1000, 3), (2, 2)):
         depth = MultiresConv(1, l_max, kernel_size=kernel_size).depth
         reach = [(kernel_size - 1) * (2**d - 1) + 1 for d in (depth - 1, depth)]
@@ -161,7 +161,7 @@ def test_ckconv_kernel_is_the_network_at_each_lag(options):
         assert torch.allclose(kernel[..., t].flatten(), x)
 
 
-def test_ckconv_kernels_have_energy_1_at_first():
+def test_initial_ckconv_kernels_have_energy_1():
     energy = CKConv(256, 512).kernel(512, 1.0).square().sum(-1).mean()
     assert 0.7 < energy < 1.3
 
@@ -194,9 +194,9 @@ def test_output_is_the_convolution_with_the_kernel_in_both_directions(cls, lengt
 @pytest.mark.parametrize("cls", [CKConv, HyenaFilter])
 def test_implicit_kernels_at_twice_the_rate_pass_through_the_same_points(cls):
     mixer = cls(3, 32, **DOUBLE)
-    plain, finer = mixer.kernel(32, 1.0), mixer.kernel(64, 2.0)
-    assert finer.shape == (1, 3, 64)
-    assert relative(2 * finer[..., ::2], plain) < 1e-12
+    coarse, fine = mixer.kernel(32, 1.0), mixer.kernel(64, 2.0)
+    assert fine.shape == (1, 3, 64)
+    assert relative(2 * fine[..., ::2], coarse) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,6 @@ def test_implicit_kernels_at_twice_the_rate_pass_through_the_same_points(cls):
         (SGConv, {"init_scale": -1}, "init_scale"),
     ],
 )
-def test_wrong_options_are_named(cls, options, message):
+def test_errors_name_the_option(cls, options, message):
     with pytest.raises(ValueError, match=message):
         cls(4, 32, **options)

@@ -1,4 +1,4 @@
-"""Every peer stands where MRConv does: in blocks, models, saved models and experiments."""
+"""Every baseline can replace MRConv in blocks, models, saved models and experiments."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from mrconv.training.composition import compose
 
 from ..training.miniature import data, small
 
-PEERS = [name for name in mixer_names() if name != "mrconv"]
+BASELINES = [name for name in mixer_names() if name != "mrconv"]
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_a_peer_trains_in_a_model_that_can_be_saved(name, tmp_path):
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_trains_in_a_model_that_can_be_saved(name, tmp_path):
     torch.manual_seed(0)
     model = SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=2, l_max=40, mixer=name)
     u = torch.randn(2, 33, 2)
@@ -26,21 +26,21 @@ def test_a_peer_trains_in_a_model_that_can_be_saved(name, tmp_path):
     assert torch.allclose(again(u), model(u), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_every_parameter_of_a_peer_is_in_one_group(name):
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_parameter_of_a_baseline_is_in_one_group(name):
     model = SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=2, l_max=40, mixer=name)
     grouped = [p for group in param_groups(model, 0.01, 0.1) for p in group["params"]]
     assert len(grouped) == len({id(p) for p in grouped}) == len(list(model.parameters()))
 
 
-def test_peers_of_mrconv_take_its_options_and_others_theirs():
+def test_mixers_with_an_mrconv_take_its_options():
     block = MRConvBlock(8, 40, mixer="mrhyena", kernel="dilated", kernel_size=4, mixer_options={"d_conv": 5})
     assert block.layer.conv.kernel == "dilated"
     assert MRConvBlock(8, 40, mixer="s4d", mixer_options={"d_state": 6}).layer is not None
 
 
-@pytest.mark.parametrize("name", [name for name in PEERS if name not in ("mamba", "multiresconv")])
-def test_peers_run_both_ways_in_a_block(name):
+@pytest.mark.parametrize("name", [name for name in BASELINES if name not in ("mamba", "multiresconv")])
+def test_baselines_are_bidirectional_in_a_block(name):
     assert MRConvBlock(8, 40, mixer=name, bidirectional=True).layer.bidirectional
 
 
@@ -53,7 +53,7 @@ def test_peers_run_both_ways_in_a_block(name):
         ("sgconv", {"kernel_size": 4}),
     ],
 )
-def test_options_that_a_mixer_passes_on_are_taken(name, options):
+def test_options_that_a_mixer_passes_on_are_accepted(name, options):
     block = MRConvBlock(8, 40, mixer=name, mixer_options=options)
     assert block(torch.randn(2, 33, 8)).shape == (2, 33, 8)
 
@@ -68,7 +68,7 @@ def test_options_that_a_mixer_passes_on_are_taken(name, options):
         ({"mixer_options": {"d_state": 2}}, "mixer_options are for mixers other than mrconv"),
     ],
 )
-def test_mistakes_are_named(options, message):
+def test_errors_name_the_option(options, message):
     with pytest.raises(ValueError, match=message):
         MRConvBlock(8, 40, **options)
 

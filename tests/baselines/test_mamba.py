@@ -1,4 +1,4 @@
-"""Mamba: the parallel scan == the loop, steps == the whole."""
+"""Mamba: the parallel scan equals the loop, and steps equal `forward`."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from mrconv.baselines.mamba import Mamba, selective_scan, selective_scan_referen
 from mrconv.baselines.scans import linear_scan
 
 from ..conftest import gradients, relative
-from .helpers import assert_padding_is_absent
+from .helpers import assert_gradients_are_right, assert_padding_is_absent, change_before, stepped
 
 D = 5
 
@@ -41,7 +41,7 @@ def test_gradients_of_the_scan(L):
     assert torch.autograd.gradgradcheck(linear_scan, (a, b))
 
 
-def test_the_scan_stands_decays_of_zero_and_long_products():
+def test_the_scan_is_accurate_for_zero_decays_and_long_products():
     a = torch.rand(1, 1000, 2, dtype=torch.float64) * 1e-3
     a[:, ::7] = 0
     b = torch.randn_like(a)
@@ -61,37 +61,33 @@ def test_mamba_equals_its_equations():
     x = F.silu(sum(taps[j] * padded[:, j : j + 11] for j in range(4)) + mixer.conv.bias)
     dt, B, C = mixer.select(x).split(mixer.sizes, -1)
     dt = torch.log1p(torch.exp(mixer.dt(dt)))
-    h, rows = torch.zeros(2, 2 * D, 3, dtype=torch.float64), []
+    h, outputs = torch.zeros(2, 2 * D, 3, dtype=torch.float64), []
     for t in range(11):
         for n in range(3):
             decay = torch.exp(-dt[:, t] * mixer.A_log[:, n].exp())
             h[..., n] = decay * h[..., n] + dt[:, t] * B[:, t, n, None] * x[:, t]
-        rows.append(sum(C[:, t, n, None] * h[..., n] for n in range(3)) + mixer.D * x[:, t])
-    assert relative(mixer(u), mixer.out(torch.stack(rows, 1) * z * z.sigmoid())) < 1e-12
+        outputs.append(sum(C[:, t, n, None] * h[..., n] for n in range(3)) + mixer.D * x[:, t])
+    assert relative(mixer(u), mixer.out(torch.stack(outputs, 1) * z * z.sigmoid())) < 1e-12
 
 
 @pytest.mark.parametrize("d_conv", [1, 4])
 @torch.no_grad()
-def test_steps_equal_the_whole(d_conv):
+def test_steps_equal_forward(d_conv):
     mixer, u = mamba(d_conv=d_conv), torch.randn(2, 23, D, dtype=torch.float64)
-    state, outputs = mixer.initial_state(2), []
-    for x in u.unbind(1):
-        y, state = mixer.step(x, state)
-        outputs.append(y)
-    assert relative(torch.stack(outputs, 1), mixer(u)) < 1e-13
+    y, state = stepped(mixer, u)
+    assert relative(y, mixer(u)) < 1e-13
     assert [tuple(x.shape) for x in state.memory] == [(2, d_conv - 1, 2 * D), (2, 2 * D, 3)]
 
 
 @torch.no_grad()
 def test_mamba_is_causal():
     mixer, u = mamba(), torch.randn(1, 20, D, dtype=torch.float64)
-    changed = u.clone()
-    changed[:, 13:] += 1
-    assert relative(mixer(changed)[:, :13], mixer(u)[:, :13]) < 1e-14
+    assert change_before(mixer, u, 13) < 1e-14
+    changed = torch.cat([u[:, :13], u[:, 13:] + 1], 1)
     assert relative(mixer(changed)[:, 13:], mixer(u)[:, 13:]) > 1e-3
 
 
-def test_padding_is_as_if_absent():
+def test_padding_is_treated_as_absent():
     mixer = mamba()
     u = torch.randn(3, 13, D, dtype=torch.float64)
     lengths = torch.tensor([13, 6, 0])
@@ -99,17 +95,10 @@ def test_padding_is_as_if_absent():
 
 
 def test_gradients_of_the_mixer():
-    mixer = mamba()
-    u = torch.randn(2, 7, D, dtype=torch.float64, requires_grad=True)
-    names = list(dict(mixer.named_parameters()))
-
-    def f(u, *values):
-        return torch.func.functional_call(mixer, dict(zip(names, values, strict=True)), (u,))
-
-    assert torch.autograd.gradcheck(f, (u, *mixer.parameters()), fast_mode=True)
+    assert_gradients_are_right(mamba(), torch.randn(2, 7, D, dtype=torch.float64), fast_mode=True)
 
 
-def test_step_sizes_lie_between_those_asked_for_at_first():
+def test_initial_step_sizes_lie_between_dt_min_and_dt_max():
     dt = F.softplus(Mamba(64, 8, dt_min=0.01, dt_max=0.5).dt.bias)
     assert 0.0099 < dt.min() < dt.max() < 0.501
 
@@ -125,14 +114,20 @@ def test_state_dict_round_trip_and_autocast():
     assert relative(y, other(u)) < 0.03
 
 
-def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="bidirectional=True: a Mamba is causal"):
-        Mamba(D, 8, bidirectional=True)
-    with pytest.raises(ValueError, match="d_state must be an integer of at least 1; got 0"):
-        Mamba(D, 8, d_state=0)
-    with pytest.raises(ValueError, match="dt_min and dt_max"):
-        Mamba(D, 8, dt_min=1.0)
-    with pytest.raises(ValueError, match="dt_rank must be"):
-        Mamba(D, 8, dt_rank=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bidirectional": True}, "bidirectional=True: a Mamba is causal"),
+        ({"d_state": 0}, "d_state must be an integer of at least 1; got 0"),
+        ({"dt_min": 1.0}, "dt_min and dt_max"),
+        ({"dt_rank": 0}, "dt_rank must be"),
+    ],
+)
+def test_errors_name_the_option(options, message):
+    with pytest.raises(ValueError, match=message):
+        Mamba(D, 8, **options)
+
+
+def test_another_rate_is_rejected():
     with pytest.raises(ValueError, match="rate"):
         Mamba(D, 8)(torch.randn(1, 4, D), rate=0.5)

@@ -1,4 +1,4 @@
-"""MEGA: the moving average's kernel == its recurrence; attention == its formula, in one piece and in chunks."""
+"""MEGA: the moving average as a convolution equals its recurrence; attention equals its formula, also in chunks."""
 
 import math
 
@@ -9,14 +9,14 @@ from torch.nn.functional import silu
 from mrconv.baselines.mega import EMA, Mega, MegaChunk, laplace
 
 from ..conftest import relative
-from .helpers import assert_padding_is_absent
+from .helpers import assert_gradients_are_right, assert_padding_is_absent, change_before
 
 D, L_MAX = 6, 40
-KINDS = [(attention, both) for attention in ("softmax", "laplace") for both in (False, True)]
+KINDS = [(attention, bidirectional) for attention in ("softmax", "laplace") for bidirectional in (False, True)]
 
 
-def strong(mixer):
-    """Weights of order 1: with those at first, attention hardly has a say."""
+def large_weights(mixer):
+    """Draw weights of order 1; the initial ones make attention too weak to test."""
     with torch.no_grad():
         for p in mixer.parameters():
             p.normal_(std=0.5)
@@ -24,18 +24,8 @@ def strong(mixer):
 
 
 def mega(attention="softmax", bidirectional=False, chunk=None, l_max=L_MAX):
-    return strong(
-        Mega(
-            D,
-            l_max,
-            d_ema=3,
-            d_attention=5,
-            attention=attention,
-            bidirectional=bidirectional,
-            chunk=chunk,
-            dtype=torch.float64,
-        )
-    )
+    options = {"attention": attention, "bidirectional": bidirectional, "chunk": chunk}
+    return large_weights(Mega(D, l_max, d_ema=3, d_attention=5, dtype=torch.float64, **options))
 
 
 def by_recurrence(ema, x, direction=0):
@@ -50,15 +40,15 @@ def by_recurrence(ema, x, direction=0):
 @torch.no_grad()
 def test_the_average_as_a_convolution_equals_its_recurrence(L):
     x = torch.randn(2, L, D, dtype=torch.float64)
-    ema = strong(EMA(D, 4, dtype=torch.float64))
+    ema = large_weights(EMA(D, 4, dtype=torch.float64))
     assert relative(ema(x), by_recurrence(ema, x) + ema.omega * x) < 1e-12
-    both = strong(EMA(D, 4, bidirectional=True, dtype=torch.float64))
+    both = large_weights(EMA(D, 4, bidirectional=True, dtype=torch.float64))
     backwards = by_recurrence(both, x.flip(1), 1).flip(1)
     assert relative(both(x), by_recurrence(both, x) + backwards + both.omega * x) < 1e-12
 
 
 @torch.no_grad()
-def test_the_average_stands_decay_of_zero():
+def test_the_average_of_zero_decay_is_finite():
     ema = EMA(D, 2, dtype=torch.float32)
     ema.alpha.fill_(100.0)
     ema.delta.fill_(100.0)
@@ -67,12 +57,12 @@ def test_the_average_stands_decay_of_zero():
 
 
 def by_formula(mixer, x):
-    """MEGA as in the paper, one chunk and one query after the other."""
+    """Compute MEGA as in the paper, query by query."""
     gated, L = mixer.gated, x.shape[1]
     averaged = silu(mixer.ema(x))
     z, gamma, phi, h = gated.gates(averaged).split(gated.sizes, -1)
     q, k = (silu(z) * gated.kappa[i] + gated.mu[i] for i in (0, 1))
-    v, rows = silu(gated.value(x)), []
+    v, outputs = silu(gated.value(x)), []
     for t in range(L):
         c = gated.chunk or L
         first = t // c * c
@@ -84,15 +74,15 @@ def by_formula(mixer, x):
             weights = torch.softmax(scores / math.sqrt(z.shape[-1]) + gated.distance[distance], -1)
         else:
             weights = laplace(scores / len(s) + gated.distance[distance])
-        rows.append((weights[..., None] * v[:, first:last]).sum(1))
-    h = silu(h + gated.back(silu(gamma) * torch.stack(rows, 1)))
+        outputs.append((weights[..., None] * v[:, first:last]).sum(1))
+    h = silu(h + gated.back(silu(gamma) * torch.stack(outputs, 1)))
     return phi.sigmoid() * h + (1 - phi.sigmoid()) * x
 
 
 @pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
 @pytest.mark.parametrize("chunk", [None, 1, 8, 13])
 @torch.no_grad()
-def test_mega_equals_the_paper_s_formula(attention, bidirectional, chunk):
+def test_mega_equals_the_papers_formula(attention, bidirectional, chunk):
     mixer = mega(attention, bidirectional, chunk, l_max=11)
     for L in (1, 8, 27):
         x = torch.randn(2, L, D, dtype=torch.float64)
@@ -101,19 +91,19 @@ def test_mega_equals_the_paper_s_formula(attention, bidirectional, chunk):
 
 @pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
 @torch.no_grad()
-def test_one_chunk_that_covers_all_is_no_chunk(attention, bidirectional):
-    whole = mega(attention, bidirectional)
+def test_one_chunk_longer_than_the_input_equals_no_chunks(attention, bidirectional):
+    unchunked = mega(attention, bidirectional)
     options = {"d_ema": 3, "d_attention": 5, "attention": attention, "bidirectional": bidirectional}
     chunked = MegaChunk(D, L_MAX, chunk=50, dtype=torch.float64, **options)
-    chunked.load_state_dict(whole.state_dict())
+    chunked.load_state_dict(unchunked.state_dict())
     for L in (1, 29, 40):
         x = torch.randn(2, L, D, dtype=torch.float64)
-        assert torch.equal(chunked(x), whole(x))
+        assert torch.equal(chunked(x), unchunked(x))
 
 
 @pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
 @torch.no_grad()
-def test_chunks_attend_to_themselves_only(attention, bidirectional):
+def test_positions_attend_within_their_chunk_only(attention, bidirectional):
     gated = mega(attention, bidirectional, chunk=7).gated
     x, averaged = torch.randn(2, 2, 24, D, dtype=torch.float64)
     y = gated(x, averaged, None)
@@ -130,18 +120,14 @@ def test_laplace_has_the_value_and_slope_of_relu_squared_at_sqrt_one_half():
 
 
 @pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
-@torch.no_grad()
-def test_the_future_is_seen_only_if_bidirectional(attention, bidirectional):
-    mixer, x = mega(attention, bidirectional, chunk=8), torch.randn(1, 20, D, dtype=torch.float64)
-    changed = x.clone()
-    changed[:, 13:] += 1
-    before = relative(mixer(changed)[:, :13], mixer(x)[:, :13])
-    assert before > 1e-3 if bidirectional else before < 1e-13
+def test_outputs_depend_on_later_inputs_only_if_bidirectional(attention, bidirectional):
+    change = change_before(mega(attention, bidirectional, chunk=8), torch.randn(1, 20, D, dtype=torch.float64), 13)
+    assert change > 1e-3 if bidirectional else change < 1e-13
 
 
 @pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
 @pytest.mark.parametrize("chunk", [None, 4])
-def test_padding_is_as_if_absent(attention, bidirectional, chunk):
+def test_padding_is_treated_as_absent(attention, bidirectional, chunk):
     mixer = mega(attention, bidirectional, chunk)
     lengths = torch.tensor([15, 9, 4, 1, 0])
     u = torch.randn(5, 15, D, dtype=torch.float64)
@@ -150,14 +136,8 @@ def test_padding_is_as_if_absent(attention, bidirectional, chunk):
 
 @pytest.mark.parametrize(("attention", "bidirectional"), KINDS)
 def test_gradients(attention, bidirectional):
-    mixer = mega(attention, bidirectional, chunk=4)
-    u = torch.randn(2, 7, D, dtype=torch.float64, requires_grad=True)
-    names = list(dict(mixer.named_parameters()))
-
-    def f(u, *values):
-        return torch.func.functional_call(mixer, dict(zip(names, values, strict=True)), (u, torch.tensor([7, 3])))
-
-    assert torch.autograd.gradcheck(f, (u, *mixer.parameters()), fast_mode=True)
+    mixer, u = mega(attention, bidirectional, chunk=4), torch.randn(2, 7, D, dtype=torch.float64)
+    assert_gradients_are_right(mixer, u, torch.tensor([7, 3]), fast_mode=True)
 
 
 @torch.no_grad()
@@ -170,7 +150,7 @@ def test_half_precision_by_autocast_keeps_the_dtype():
         assert relative(y, mixer(u, torch.tensor([9, 3]))) < 0.02
 
 
-def test_mistakes_are_named():
+def test_errors_name_the_option():
     with pytest.raises(ValueError, match="attention must be one of softmax, laplace; got 'relu'"):
         Mega(D, 8, attention="relu")
     with pytest.raises(ValueError, match="chunk must be an integer of at least 1; got 0"):

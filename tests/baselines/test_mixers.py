@@ -1,4 +1,4 @@
-"""What all mixers promise: shapes, causality, lengths, gradients, checkpoints, a place in a block."""
+"""Properties of all mixers: shapes, causality, lengths, gradients, checkpoints, use in a block."""
 
 import copy
 import re
@@ -12,6 +12,7 @@ from mrconv.baselines import Mixer, freeze, mixer_class, mixer_names, register_m
 from mrconv.baselines.kernel_cache import KernelCache
 
 from ..conftest import relative
+from .helpers import assert_gradients_are_right
 
 DOUBLE = {"dtype": torch.float64}
 OPTIONS = {
@@ -25,15 +26,15 @@ OPTIONS = {
     "s5": {"d_state": 4},
     "sgconv": {"kernel_size": 4},
 }
-BOTH_WAYS = sorted(set(OPTIONS) - {"multiresconv"})
-AT_OTHER_RATES = sorted(set(BOTH_WAYS) - {"longconv"})
+BIDIRECTIONAL = sorted(set(OPTIONS) - {"multiresconv"})
+CONTINUOUS = sorted(set(BIDIRECTIONAL) - {"longconv"})
 
 
 def build(name, d_model=3, l_max=16, **options):
     return mixer_class(name)(d_model, l_max, **(OPTIONS[name] | DOUBLE | options))
 
 
-def test_the_registry_knows_them_all_and_mrconv():
+def test_the_registry_lists_all_baselines_and_mrconv():
     assert set(OPTIONS) | {"mrconv"} <= set(mixer_names())
     assert mixer_class("mrconv") is MRConv
     with pytest.raises(ValueError, match="did you mean 's4d'"):
@@ -44,14 +45,14 @@ def test_the_registry_knows_them_all_and_mrconv():
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("length", [1, 2, 7, 16, 37])
-def test_any_length_keeps_its_shape(name, length):
+def test_output_has_the_shape_of_an_input_of_any_length(name, length):
     y = build(name)(torch.randn(2, length, 3, **DOUBLE))
     assert y.shape == (2, length, 3)
     assert y.isfinite().all()
 
 
-def sees(mixer, length=12, at=5):
-    """Tell which outputs change with input number `at`."""
+def depends(mixer, length=12, at=5):
+    """Return for each output whether it depends on input number `at`."""
     u = torch.randn(1, length, 3, **DOUBLE)
     other = u.clone()
     other[:, at] += 1
@@ -60,28 +61,28 @@ def sees(mixer, length=12, at=5):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_causal_by_default(name):
-    assert sees(build(name))[:5] == [False] * 5
-    assert sees(build(name))[5]
+    assert depends(build(name))[:5] == [False] * 5
+    assert depends(build(name))[5]
 
 
-@pytest.mark.parametrize("name", BOTH_WAYS)
+@pytest.mark.parametrize("name", BIDIRECTIONAL)
 def test_bidirectional_looks_ahead(name):
-    assert all(sees(build(name, bidirectional=True))[3:8])
+    assert all(depends(build(name, bidirectional=True))[3:8])
 
 
-WAYS = [*((name, {}) for name in OPTIONS), *((name, {"bidirectional": True}) for name in BOTH_WAYS)]
+CASES = [*((name, {}) for name in OPTIONS), *((name, {"bidirectional": True}) for name in BIDIRECTIONAL)]
 
 
-@pytest.mark.parametrize(("name", "options"), WAYS)
-def test_padded_is_as_unpadded(name, options):
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_padded_sequences_give_the_outputs_of_unpadded_ones(name, options):
     mixer = build(name, **options)
     u, lengths = torch.randn(4, 16, 3, **DOUBLE), torch.tensor([16, 5, 1, 0])
     y = mixer(u, lengths=lengths, gelu=True)
-    for row, length in enumerate(lengths.tolist()):
-        assert not y[row, length:].any()
+    for i, length in enumerate(lengths.tolist()):
+        assert not y[i, length:].any()
         if length:
-            alone = mixer(u[row : row + 1, :length], gelu=True)
-            assert relative(y[row : row + 1, :length], alone) < 1e-11
+            unpadded = mixer(u[i : i + 1, :length], gelu=True)
+            assert relative(y[i : i + 1, :length], unpadded) < 1e-11
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -93,16 +94,10 @@ def test_gelu_is_applied_to_the_output_with_and_without_gradients(name):
         assert torch.allclose(mixer(u, gelu=True), expected)
 
 
-@pytest.mark.parametrize(("name", "options"), WAYS)
+@pytest.mark.parametrize(("name", "options"), CASES)
 def test_gradients_of_the_input_and_every_parameter(name, options):
     mixer = build(name, d_model=2, l_max=5, **options)
-    names, values = zip(*mixer.named_parameters(), strict=True)
-    values = [v.detach().clone().requires_grad_() for v in values]
-
-    def run(u, *values):
-        return torch.func.functional_call(mixer, dict(zip(names, values, strict=True)), (u,), {"gelu": True})
-
-    assert torch.autograd.gradcheck(run, (torch.randn(1, 5, 2, **DOUBLE, requires_grad=True), *values), atol=1e-6)
+    assert_gradients_are_right(mixer, torch.randn(1, 5, 2, **DOUBLE), None, None, True, atol=1e-6)  # with GELU
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -115,7 +110,7 @@ def test_every_parameter_gets_a_gradient(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_state_dict_makes_another_the_same(name):
+def test_state_dict_round_trip(name):
     first, second, u = build(name), build(name), torch.randn(2, 16, 3, **DOUBLE)
     assert not torch.allclose(first(u), second(u))
     second.load_state_dict(first.state_dict())
@@ -124,10 +119,10 @@ def test_state_dict_makes_another_the_same(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_rate_is_taken_or_refused(name):
+def test_rate_is_applied_or_rejected(name):
     mixer, u = build(name), torch.randn(2, 9, 3, **DOUBLE)
     assert torch.equal(mixer(u, rate=1), mixer(u))
-    if name in AT_OTHER_RATES:
+    if name in CONTINUOUS:
         assert not torch.allclose(mixer(u, rate=0.5), mixer(u))
     else:
         with pytest.raises(ValueError, match="runs at rate 1 only"):
@@ -138,7 +133,7 @@ def test_rate_is_taken_or_refused(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_wrong_inputs_are_refused(name):
+def test_wrong_inputs_are_rejected(name):
     mixer = build(name)
     with pytest.raises(ValueError, match="d_model = 3"):
         mixer(torch.randn(2, 9, 4, **DOUBLE))
@@ -182,18 +177,18 @@ def test_builds_on_meta_with_the_same_parameters(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_kernel_parameters_name_what_there_is(name):
+def test_kernel_parameters_are_parameters_or_submodules(name):
     mixer = build(name)
     assert isinstance(mixer, Mixer)
-    own = {key for key, _ in mixer.named_parameters(recurse=False)} | {key for key, _ in mixer.named_children()}
-    assert set(mixer.kernel_parameters) <= own
+    names = {key for key, _ in mixer.named_parameters(recurse=False)} | {key for key, _ in mixer.named_children()}
+    assert set(mixer.kernel_parameters) <= names
     grouped = [p for group in param_groups(mixer, 0.01, 0.05) for p in group["params"]]
     assert {id(p) for p in grouped} == {id(p) for p in mixer.parameters()}
     assert len(grouped) == len(list(mixer.parameters()))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_trains_in_the_place_of_a_blocks_layer(name):
+def test_trains_as_the_layer_of_a_block(name):
     block = MRConvBlock(3, 16)
     block.layer = build(name, dtype=torch.float32)
     u, lengths = torch.randn(2, 16, 3), torch.tensor([16, 9])
@@ -210,27 +205,27 @@ def test_trains_in_the_place_of_a_blocks_layer(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_compiles_whole(name):
+def test_compiles_without_graph_breaks(name):
     torch._dynamo.reset()
     mixer, u = build(name), torch.randn(2, 16, 3, **DOUBLE)
     compiled = torch.compile(mixer, fullgraph=True, backend="eager")
     assert relative(compiled(u, gelu=True), mixer(u, gelu=True)) < 1e-12
 
 
-KEEPERS = sorted({*OPTIONS, "mega", "mega-chunk"} - {"s5"})
+CACHING = sorted({*OPTIONS, "mega", "mega-chunk"} - {"s5"})
 
 
 @pytest.mark.parametrize(
-    ("name", "bidirectional"), [(n, b) for n in KEEPERS for b in (False, True) if not b or n != "multiresconv"]
+    ("name", "bidirectional"), [(n, b) for n in CACHING for b in (False, True) if not b or n != "multiresconv"]
 )
-def test_frozen_kernels_are_those_of_the_parameters(name, bidirectional):
+def test_frozen_kernels_equal_computed_ones(name, bidirectional):
     options = {"bidirectional": True} if bidirectional else {}
     mixer = mixer_class(name)(3, 16, **(OPTIONS.get(name, {}) | DOUBLE | options))
     u = torch.randn(2, 23, 3, **DOUBLE)
     expected = {n: mixer.eval()(u[:, :n]).detach() for n in (1, 11, 16, 23)}
-    keeper = next(module for module in freeze(mixer).modules() if isinstance(module, KernelCache))
-    lookup, computed = keeper.cached_kernel, []
-    keeper.cached_kernel = lambda lead, behind, f: lookup(lead, behind, lambda: computed.append(behind) or f())
+    cache = next(module for module in freeze(mixer).modules() if isinstance(module, KernelCache))
+    lookup, computed = cache.cached_kernel, []
+    cache.cached_kernel = lambda lead, behind, f: lookup(lead, behind, lambda: computed.append(behind) or f())
     with torch.no_grad():
         for n, y in expected.items():
             assert relative(mixer(u[:, :n]), y) < 1e-11
@@ -238,27 +233,27 @@ def test_frozen_kernels_are_those_of_the_parameters(name, bidirectional):
         assert "_kernel" not in str(mixer.state_dict().keys())
         mixer.train()(u[:, :11])
         mixer.eval().load_state_dict({key: value * 0.9 for key, value in mixer.state_dict().items()})
-        kept_no_more = mixer(u[:, :11])
+        recomputed = mixer(u[:, :11])
         assert computed.count(11) == 2
-    assert relative(kept_no_more, mixer(u[:, :11]).detach()) < 1e-12
-    assert relative(kept_no_more, expected[11]) > 1e-3
+    assert relative(recomputed, mixer(u[:, :11]).detach()) < 1e-12
+    assert relative(recomputed, expected[11]) > 1e-3
 
 
 @pytest.mark.parametrize("mode", [True, False])
-@pytest.mark.parametrize("name", KEEPERS)
-def test_frozen_kernels_do_not_outlive_a_step_of_training(name, mode):
+@pytest.mark.parametrize("name", CACHING)
+def test_a_training_step_discards_frozen_kernels(name, mode):
     mixer = freeze(mixer_class(name)(3, 16, **(OPTIONS.get(name, {}) | DOUBLE)))
     u = torch.randn(2, 16, 3, **DOUBLE)
     mixer.train(mode)(u).square().mean().backward()
     with torch.no_grad():
         for x in mixer.parameters():
             x -= 0.5 * x.grad
-        found = mixer.eval()(u)
-    assert relative(found, mixer(u).detach()) < 1e-12
+        after = mixer.eval()(u)
+    assert relative(after, mixer(u).detach()) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["s4", "s5"])
-def test_streams_as_exactly_under_autocast_as_it_mixes(name):
+def test_streaming_under_autocast_equals_forward(name):
     mixer, u = mixer_class(name)(8, 16, d_state=8).eval(), torch.randn(2, 9, 8)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         y, _ = mixer.stream(u, mixer.initial_state(2))
@@ -266,7 +261,7 @@ def test_streams_as_exactly_under_autocast_as_it_mixes(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("s4", {"init": "lin"}, "s4 has no option 'init'"),
         ("liquid-s4", {"discretization": "zoh"}, "liquid-s4 has no option 'discretization'"),
@@ -282,12 +277,12 @@ def test_streams_as_exactly_under_autocast_as_it_mixes(name):
         ("longconv", {"smooth": 1.5}, "smooth must be an integer of at least 0; got 1.5"),
     ],
 )
-def test_wrong_options_are_named(name, options, told):
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_errors_name_the_option(name, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         MRConvBlock(4, 16, mixer=name, mixer_options=options)
 
 
-def test_a_pair_of_decays_comes_back_from_a_file(tmp_path):
+def test_a_pair_of_decays_survives_saving(tmp_path):
     options = {"decay": (1.0, 2.0), "kernel_size": 4}
     model = SequenceClassifier(
         d_model=4, depth=1, l_max=16, n_classes=2, d_input=1, mixer="sgconv", mixer_options=options

@@ -1,4 +1,4 @@
-"""MRConv with gates and with attention around it: equal to the formulas, merged or not, and trained exactly."""
+"""Mixers with an MRConv inside: equal to their formulas, merged and not, and trained exactly."""
 
 import copy
 import math
@@ -12,6 +12,7 @@ from mrconv.baselines.mega import GatedAttention
 from mrconv.baselines.mrhyena import MRConvAttention, MRHyena
 
 from ..conftest import randomise, relative, training_step
+from .helpers import assert_gradients_are_right, change_before
 
 D, L_MAX = 6, 40
 CLASSES = [MRHyena, MRConvAttention]
@@ -31,7 +32,7 @@ def mixer(cls, **options):
 
 
 def causal_toeplitz(kernel, L):
-    """(C, L, L) with kernel[c, t - s] at (t, s), and at s > t nothing."""
+    """Return (C, L, L) with kernel[c, t - s] at (t, s) and zeros at s > t."""
     t = torch.arange(L)
     lag = t[:, None] - t
     taps = F.pad(kernel, (0, max(L - kernel.shape[1], 0)))
@@ -39,7 +40,7 @@ def causal_toeplitz(kernel, L):
 
 
 def direct(conv, x):
-    """The convolution of x (B, L, D) as a matrix for each channel, from the merged kernel."""
+    """Convolve x (B, L, D) by a dense matrix per channel, from the merged kernel."""
     kernel, bias = conv.k_rep()
     L = x.shape[1]
     if conv.bidirectional:
@@ -64,12 +65,12 @@ def test_mrhyena_equals_its_formula_with_the_merged_kernel(kernel, bidirectional
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @torch.no_grad()
-def test_the_hybrid_is_mega_with_the_convolution_for_the_average(bidirectional):
+def test_mrconv_attention_is_mega_with_mrconv_as_the_average(bidirectional):
     built = mixer(MRConvAttention, bidirectional=bidirectional).eval()
     u = torch.randn(2, 37, D, dtype=torch.float64)
     averaged = F.silu(direct(built.conv, u))
-    pieces = [built.gated(*pair, None) for pair in zip(u.split(16, 1), averaged.split(16, 1), strict=True)]
-    assert relative(built(u), torch.cat(pieces, 1)) < 1e-12
+    chunks = [built.gated(*pair, None) for pair in zip(u.split(16, 1), averaged.split(16, 1), strict=True)]
+    assert relative(built(u), torch.cat(chunks, 1)) < 1e-12
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -121,7 +122,7 @@ def test_more_padding_changes_no_statistics(cls, bidirectional):
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_padding_is_as_if_absent(cls, bidirectional):
+def test_padding_is_treated_as_absent(cls, bidirectional):
     built = mixer(cls, bidirectional=bidirectional).eval()
     u = torch.randn(4, 35, D, dtype=torch.float64)
     lengths = torch.tensor([35, 16, 7, 0])
@@ -139,31 +140,22 @@ def test_padding_is_as_if_absent(cls, bidirectional):
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("bidirectional", [False, True])
-@torch.no_grad()
-def test_the_future_is_seen_only_if_bidirectional(cls, bidirectional):
+def test_outputs_depend_on_later_inputs_only_if_bidirectional(cls, bidirectional):
     built, u = mixer(cls, bidirectional=bidirectional).eval(), torch.randn(1, 20, D, dtype=torch.float64)
-    changed = u.clone()
-    changed[:, 13:] += 1
-    before = relative(built(changed)[:, :13], built(u)[:, :13])
-    assert before > 1e-3 if bidirectional else before < 1e-13
+    change = change_before(built, u, 13)
+    assert change > 1e-3 if bidirectional else change < 1e-13
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("training", [False, True])
 def test_gradients(cls, training):
     built = mixer(cls, bidirectional=True).train(training)
-    u = torch.randn(2, 7, D, dtype=torch.float64, requires_grad=True)
-    names = list(dict(built.named_parameters()))
-
-    def f(u, *values):
-        return torch.func.functional_call(built, dict(zip(names, values, strict=True)), (u,))
-
-    assert torch.autograd.gradcheck(f, (u, *built.parameters()), fast_mode=True)
+    assert_gradients_are_right(built, torch.randn(2, 7, D, dtype=torch.float64), fast_mode=True)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 @torch.no_grad()
-def test_state_dicts_go_round_merged_and_not(cls):
+def test_state_dict_round_trip_merged_and_not(cls):
     built, u = mixer(cls).eval(), torch.randn(2, 9, D, dtype=torch.float64)
     other = mixer(cls).eval()
     other.load_state_dict(built.state_dict())
@@ -175,7 +167,7 @@ def test_state_dicts_go_round_merged_and_not(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_there_is_one_rate(cls):
+def test_another_rate_is_rejected(cls):
     block = MRConvBlock(D, L_MAX)
     block.layer = cls(D, L_MAX)
     with pytest.raises(ValueError, match=rf"rate=2: {cls.__name__} runs at rate 1 only"):
@@ -185,12 +177,12 @@ def test_there_is_one_rate(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_mistakes_are_named(cls):
-    with pytest.raises(ValueError, match="heads must be 1"):
-        cls(D, 8, heads=2)
-    with pytest.raises(ValueError, match="kernel must be one of"):
-        cls(D, 8, kernel="none such")
-    with pytest.raises(ValueError, match="d_conv must be"):
-        MRHyena(D, 8, d_conv=0)
-    with pytest.raises(ValueError, match="chunk must be"):
-        MRConvAttention(D, 8, chunk=0)
+def test_errors_name_the_option(cls):
+    option = "d_conv" if cls is MRHyena else "chunk"
+    for options, message in (
+        ({"heads": 2}, "heads must be 1"),
+        ({"kernel": "unknown"}, "kernel must be one of"),
+        ({option: 0}, f"{option} must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cls(D, 8, **options)

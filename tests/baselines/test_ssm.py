@@ -1,4 +1,4 @@
-"""State-space models: convolution, recurrence and matrix powers are the same map."""
+"""State-space models: convolution, recurrence and matrix powers give the same outputs."""
 
 import pytest
 import torch
@@ -11,12 +11,13 @@ from mrconv.baselines.s4d import vandermonde
 from mrconv.baselines.scans import constant_scan
 
 from ..conftest import relative
+from .helpers import stepped
 
 DOUBLE = {"dtype": torch.float64}
 RECURRENCES = [
-    (S4D, {"init": init, "discretization": how, "n_ssm": 2})
+    (S4D, {"init": init, "discretization": method, "n_ssm": 2})
     for init in ("legs", "lin", "inv")
-    for how in ("zoh", "bilinear")
+    for method in ("zoh", "bilinear")
 ]
 RECURRENCES += [
     (S4, {}),
@@ -32,14 +33,6 @@ def build(cls, l_max=32, **options):
     return cls(4, l_max, **({"d_state": 8} | options), **DOUBLE)
 
 
-def by_steps(mixer, u, rate=None):
-    state, outputs = mixer.initial_state(u.shape[0], rate=rate), []
-    for t in range(u.shape[1]):
-        y, state = mixer.step(u[:, t], state)
-        outputs.append(y)
-    return torch.stack(outputs, 1)
-
-
 def powers(A, B, length):
     """Return A^t B, (D, N, length)."""
     columns = [B]
@@ -53,7 +46,7 @@ def powers(A, B, length):
 @pytest.mark.parametrize(("cls", "options"), RECURRENCES)
 def test_forward_is_the_recurrence(cls, options, length, rate):
     mixer, u = build(cls, **options), torch.randn(2, length, 4, **DOUBLE)
-    assert relative(mixer(u, rate=rate), by_steps(mixer, u, rate)) < 1e-12
+    assert relative(mixer(u, rate=rate), stepped(mixer, u, rate)[0]) < 1e-12
 
 
 def test_hippo_legs_is_its_closed_form():
@@ -69,12 +62,12 @@ def test_hippo_legs_is_its_closed_form():
 def test_diagonal_plus_low_rank_is_hippo_legs_in_another_basis(N):
     A, B = hippo_legs(N)
     Lambda, VB, VP, V = legs_normal_part(N)
-    whole = torch.cat([V, V.conj()], 1)
+    basis = torch.cat([V, V.conj()], 1)
     P = with_conjugates(VP)
-    rebuilt = whole @ (torch.diag(with_conjugates(Lambda)) - torch.outer(P, P.conj())) @ whole.mH
+    rebuilt = basis @ (torch.diag(with_conjugates(Lambda)) - torch.outer(P, P.conj())) @ basis.mH
     assert torch.allclose(rebuilt, A + 0j, atol=1e-10)
-    assert torch.allclose(whole @ with_conjugates(VB), B + 0j, atol=1e-10)
-    assert torch.allclose(whole.mH @ whole, torch.eye(N, **DOUBLE) + 0j, atol=1e-12)
+    assert torch.allclose(basis @ with_conjugates(VB), B + 0j, atol=1e-10)
+    assert torch.allclose(basis.mH @ basis, torch.eye(N, **DOUBLE) + 0j, atol=1e-12)
     assert (Lambda.real == -0.5).all()
     assert (Lambda.imag > 0).all()
 
@@ -95,14 +88,14 @@ def test_vandermonde_is_a_sum_of_powers(length):
     assert relative(vandermonde(weights, log_a, length), direct) < 1e-12
 
 
-@pytest.mark.parametrize("how", ["zoh", "bilinear"])
+@pytest.mark.parametrize("method", ["zoh", "bilinear"])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_s4d_kernel_is_matrix_powers(how, rate):
-    mixer = build(S4D, discretization=how, bidirectional=True)
+def test_s4d_kernel_is_matrix_powers(method, rate):
+    mixer = build(S4D, discretization=method, bidirectional=True)
     A, dt = torch.diag_embed(mixer.diagonal()), mixer.dt(rate)[..., None]
     B = as_complex(mixer.B).expand(4, -1)
     one = torch.eye(4, dtype=A.dtype)
-    if how == "zoh":
+    if method == "zoh":
         Abar = torch.linalg.matrix_exp(dt * A)
         Bbar = torch.linalg.solve(A, (Abar - one) @ B[..., None])[..., 0]
     else:
@@ -126,7 +119,7 @@ def test_s4_kernel_by_cauchy_and_woodbury_is_matrix_powers(l_max, rate):
         assert relative(mixer.kernel(length, rate), direct.real) < 1e-11
 
 
-def test_s4_at_first_is_the_real_hippo_system():
+def test_initial_s4_is_the_real_hippo_system():
     mixer = build(S4, 32)
     A, B = hippo_legs(8)
     V = legs_normal_part(8)[3]
@@ -140,7 +133,7 @@ def test_s4_at_first_is_the_real_hippo_system():
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 63, 100])
-def test_scan_is_the_loop(length):
+def test_scan_equals_the_loop(length):
     a = torch.randn(3, dtype=torch.complex128) / 2
     b = torch.randn(2, length, 3, dtype=torch.complex128)
     x, states = torch.zeros_like(b[:, 0]), []
@@ -150,7 +143,7 @@ def test_scan_is_the_loop(length):
     assert relative(constant_scan(a, b), torch.stack(states, 1)) < 1e-13
 
 
-def test_s5_backwards_is_forwards_on_the_reversed_input():
+def test_backward_s5_is_forward_s5_on_the_reversed_input():
     both, u = build(S5, bidirectional=True), torch.randn(2, 21, 4, **DOUBLE)
     single = build(S5)
     total = torch.zeros_like(u)
@@ -163,44 +156,44 @@ def test_s5_backwards_is_forwards_on_the_reversed_input():
 
 
 @pytest.mark.parametrize("cls", [S4D, S5])
-def test_rate_2_of_held_inputs_gives_the_outputs_of_rate_1(cls):
+def test_repeated_inputs_at_rate_2_give_the_outputs_of_rate_1(cls):
     mixer, u = build(cls, discretization="zoh"), torch.randn(2, 20, 4, **DOUBLE)
     twice = mixer(u.repeat_interleave(2, 1), rate=2)
     assert relative(twice[:, 1::2], mixer(u)) < 1e-12
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 5])
-def test_liquid_terms_are_those_of_the_liquid_recurrence_without_its_transition(degree):
-    """x[t] = Bbar u[t] (x[t-1] + 1), up to products of `degree` inputs."""
+def test_liquid_terms_equal_the_liquid_recurrence_without_transition(degree):
+    """The recurrence is x[t] = Bbar u[t] (x[t-1] + 1), up to products of `degree` inputs."""
     mixer, u = build(LiquidS4, degree=degree), torch.randn(2, 12, 4, **DOUBLE)
     B, C = mixer.discrete_input(1.0), as_complex(mixer.C)[0]
-    x = [torch.zeros(2, 4, 4, dtype=B.dtype) for _ in range(degree + 1)]  # by number of inputs
+    x = [torch.zeros(2, 4, 4, dtype=B.dtype) for _ in range(degree + 1)]  # by number of factors
     x[0] += 1
     terms = []
     for t in range(12):
         x[1:] = [B * u[:, t, :, None] * lower for lower in x[:-1]]
         terms.append(2 * (C * sum(x[2:], torch.zeros_like(x[0]))).sum(-1).real)
-    plain = S4.mix(mixer, u.transpose(1, 2), 1.0, False).transpose(1, 2)
-    assert relative(mixer(u) - plain + u, torch.stack(terms, 1) + u) < 1e-12
+    linear = S4.mix(mixer, u.transpose(1, 2), 1.0, False).transpose(1, 2)
+    assert relative(mixer(u) - linear + u, torch.stack(terms, 1) + u) < 1e-12
 
 
-def test_liquid_input_is_the_dense_one():
+def test_discrete_input_of_liquid_s4_equals_the_dense_one():
     mixer = build(LiquidS4)
     assert relative(mixer.discrete_input(0.5), mixer.dense(0.5)[1][:, :4]) < 1e-12
 
 
-def test_liquid_backwards_has_the_products_of_later_inputs():
+def test_bidirectional_liquid_s4_has_products_of_later_inputs():
     mixer, u = build(LiquidS4, bidirectional=True, degree=3), torch.randn(1, 9, 4, **DOUBLE)
     gains = mixer.gains(1.0)
-    plain = S4.mix(mixer, u.transpose(1, 2), 1.0, False).transpose(1, 2)
+    linear = S4.mix(mixer, u.transpose(1, 2), 1.0, False).transpose(1, 2)
     padded = torch.nn.functional.pad(u, (0, 0, 3, 3))
     at = lambda lag: padded[:, 3 - lag : 12 - lag]  # noqa: E731
     expected = gains[0, 0] * at(0) * at(1) + gains[1, 0] * at(0) * at(1) * at(2)
     expected = expected + gains[0, 1] * at(-1) * at(-2) + gains[1, 1] * at(-1) * at(-2) * at(-3)
-    assert relative(mixer(u) - plain + u, expected + u) < 1e-12
+    assert relative(mixer(u) - linear + u, expected + u) < 1e-12
 
 
-def test_bidirectional_has_no_step():
+def test_bidirectional_mixers_cannot_stream():
     mixer = build(S4D, bidirectional=True)
     with pytest.raises(ValueError, match="bidirectional"):
         mixer.initial_state(1)
@@ -217,6 +210,6 @@ def test_bidirectional_has_no_step():
         (LiquidS4, {"degree": 0}, "degree"),
     ],
 )
-def test_wrong_options_are_named(cls, options, message):
+def test_errors_name_the_option(cls, options, message):
     with pytest.raises(ValueError, match=message):
         build(cls, **options)
