@@ -1,10 +1,20 @@
-"""Writers of the files that tasks read: folders, archives, and Long Range Arena's layouts."""
+"""Helpers of the tests of tasks: files in the layouts that tasks read, and a check of invalid ones."""
 
 import io
 import tarfile
 import zipfile
 
+import pytest
+
+from mrconv.tasks import DataError, task
 from mrconv.tasks.pathfinder import CONTOUR_FOLDER
+
+
+def check_invalid(message, name, folder, **options):
+    """Assert that preparing a task raises DataError with this message and leaves no cache."""
+    with pytest.raises(DataError, match=message):
+        task(name, folder, **options).prepare()
+    assert not list((folder / "cache").iterdir())
 
 
 def write_files(folder, files):

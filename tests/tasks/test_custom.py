@@ -405,11 +405,3 @@ def test_ambiguous_folder_raises(tmp_path):
 def test_one_table_in_a_folder_is_the_data(tmp_path):
     root = write_files(tmp_path / "files", {"train.csv": "text,label\n" + "a,x\nb,y\n" * 10, "README.md": "?"})
     assert [len(split) for split in custom(tmp_path, root).prepare().splits.values()] == [16, 2, 2]
-
-
-@pytest.mark.parametrize(
-    "options", [{"length": -1}, {"val_fraction": -0.1}, {"val_fraction": 0.5, "test_fraction": 0.5}]
-)
-def test_invalid_options_raise(tmp_path, options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        custom(tmp_path, tmp_path, **options).prepare()

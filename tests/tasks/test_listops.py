@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mrconv.tasks import DataError, MissingData, task
+from mrconv.tasks import MissingData, task
 from mrconv.tasks.generators.listops_expressions import SYMBOLS as GENERATED_SYMBOLS
 from mrconv.tasks.generators.listops_expressions import generate
 from mrconv.tasks.listops import SYMBOLS, VOCABULARY
 
-from .data_files import write_listops
+from .data_files import check_invalid, write_listops
 
 SMALL = {"train_size": 40, "val_size": 6, "test_size": 4, "min_length": 5, "max_length": 60}
 NESTED = "( ( ( ( [MIN 4 ) ( ( ( [SM 7 ) 5 ) ] ) ) 8 ) ] )"
@@ -119,12 +119,4 @@ def test_one_file_without_the_others_raises(tmp_path):
 )
 def test_invalid_line_raises_with_its_number(tmp_path, text, message):
     write(tmp_path, val=text)
-    with pytest.raises(DataError, match=message):
-        task("listops", tmp_path).prepare()
-    assert not list((tmp_path / "cache").iterdir())
-
-
-@pytest.mark.parametrize("options", [{"source": "web"}, {"length": 1}, {"train_size": 0}])
-def test_invalid_options_raise(tmp_path, options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        task("listops", tmp_path, **options).prepare()
+    check_invalid(message, "listops", tmp_path)

@@ -112,12 +112,6 @@ def test_missing_files_raise_with_source_files(tmp_path):
         task("pathx", tmp_path, source="files").prepare()
 
 
-@pytest.mark.parametrize("options", [{"source": "file"}, {"count": 9}, {"size": 0}])
-def test_invalid_options_raise(tmp_path, options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        task("pathfinder", tmp_path, **options).prepare()
-
-
 def test_images_are_generated_without_files(tmp_path, monkeypatch):
     pytest.importorskip("numba")
     from mrconv.tasks import pathfinder

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from mrconv.tasks import DataError, MissingData, task
+from mrconv.tasks import MissingData, task
+
+from .data_files import check_invalid
 
 LINES = [
     ["1.0", "10", "11", r"b'first\nline'", r"""b"it's caf\xc3\xa9" """.strip()],
@@ -100,9 +102,7 @@ GOOD = b"1\ta\tb\tone\ttwo\n"
 )
 def test_invalid_line_raises_with_its_number(tmp_path, content, message):
     write(tmp_path, eval=content)
-    with pytest.raises(DataError, match=message):
-        task("retrieval", tmp_path, decode=True).prepare()
-    assert not list((tmp_path / "cache").iterdir())
+    check_invalid(message, "retrieval", tmp_path, decode=True)
 
 
 def test_missing_files_raise(tmp_path):
@@ -110,8 +110,3 @@ def test_missing_files_raise(tmp_path):
     (tmp_path / "new_aan_pairs.eval.tsv").unlink()
     with pytest.raises(MissingData, match=r"new_aan_pairs\.eval\.tsv.*long-range-arena"):
         task("retrieval", tmp_path).prepare()
-
-
-def test_too_small_length_raises(tmp_path):
-    with pytest.raises(ValueError, match="length must be at least 2"):
-        task("retrieval", tmp_path, length=1).prepare()

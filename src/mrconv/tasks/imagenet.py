@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from .._utils.checks import check_positive_int
 from .base import Prepared, Task, register_task
 from .cache import Arrays, Built, cache_key
 from .errors import DataError, MissingData
@@ -46,8 +47,7 @@ class ImageNet(Task):
 
     def check(self) -> None:
         """Raise ValueError for an invalid size."""
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1; got {self.size}")
+        check_positive_int(size=self.size)
 
     def sources(self) -> Sequence[Path]:
         """Return the two folders."""

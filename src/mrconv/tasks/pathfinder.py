@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from .._utils.checks import check_choice, check_positive_int
 from .base import Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError, MissingData
@@ -52,10 +53,10 @@ class Pathfinder(Task):
 
     def check(self) -> None:
         """Raise ValueError for invalid options."""
-        if self.source not in ("auto", "files", "generate"):
-            raise ValueError(f"source must be 'auto', 'files' or 'generate'; got {self.source!r}")
-        if self.size < 1 or self.count < 10:
-            raise ValueError(f"need size >= 1 and count >= 10; got {self.size} and {self.count}")
+        check_choice("source", self.source, ("auto", "files", "generate"))
+        check_positive_int(size=self.size)
+        if self.count < 10:
+            raise ValueError(f"count must be at least 10; got {self.count}")
 
     def sources(self) -> Sequence[Path]:
         """Return the folder of images and metadata; none if images are generated."""

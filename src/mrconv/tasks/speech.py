@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from .._utils.checks import check_choice
 from .archives import read_members
 from .audio_files import read_audio
 from .base import Task, register_task
@@ -63,8 +64,7 @@ class SpeechCommands(Task):
         """Raise ValueError for invalid options."""
         if self.words not in (10, 35):
             raise ValueError(f"words must be 10 or 35; got {self.words!r}")
-        if self.normalise not in ("s4", "unit"):
-            raise ValueError(f"normalise must be 's4' or 'unit'; got {self.normalise!r}")
+        check_choice("normalise", self.normalise, ("s4", "unit"))
 
     def sources(self) -> Sequence[Path]:
         """Return the folder, the archive or the three archives."""

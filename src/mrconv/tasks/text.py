@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from .._utils.checks import check_positive_int
 from .archives import read_members
 from .base import Task, register_task
 from .cache import Built
@@ -55,8 +56,9 @@ class IMDBReviews(Task):
 
     def check(self) -> None:
         """Raise ValueError for an invalid length or frequency."""
-        if self.length < 2 or self.min_freq < 1:
-            raise ValueError(f"need length >= 2 and min_freq >= 1; got {self.length} and {self.min_freq}")
+        check_positive_int(min_freq=self.min_freq)
+        if self.length < 2:
+            raise ValueError(f"length must be at least 2, a character and <eos>; got {self.length}")
 
     def sources(self) -> Sequence[Path]:
         """Return the four folders of reviews, the archive, or the two JSON files."""
