@@ -146,9 +146,8 @@ def test_chance_in_the_paper_gives_no_difference():
 
 def test_notes_list_what_differs_from_the_paper():
     changed = ran("text-base", "limit_train=5", "limit_eval=2", "rate=0.5", "epochs=3")
-    assert report.notes(
-        changed | {"watched": "test/accuracy", "examples": {"train": 60}}
-    ) == [  # codespell:ignore watched
+    changed |= {"watched": "test/accuracy", "examples": {"train": 60}}  # codespell:ignore watched
+    assert report.notes(changed) == [
         "5 batches an epoch",
         "2 batches evaluated",
         "trained at rate 0.5",

@@ -21,9 +21,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the table to a file, with all columns")
     what = "write the paper's accuracies of all models to a file, with our runs below each"
     parser.add_argument("--baselines", type=Path, metavar="FILE.md", help=what)
-    parser.add_argument(
-        "--peers", type=Path, dest="baselines", help=argparse.SUPPRESS
-    )  # former name  codespell:ignore peers
+    parser.add_argument("--peers", dest="baselines", type=Path, help=argparse.SUPPRESS)  # codespell:ignore peers
     parser.set_defaults(run=run)
 
 
