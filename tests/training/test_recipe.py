@@ -1,4 +1,4 @@
-"""The recipe: groups, schedule, loaders, precision, averaging; and what the trainer is told."""
+"""The recipe: parameter groups, schedule, loaders, precision, weight averaging, limits and records."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from mrconv.training.scores import SCORES, RunningScore
 from .miniature import data, listops, small
 
 
-def test_the_rate_rises_linearly_and_falls_as_half_a_cosine():
+def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
     factors = [cosine_factor(step, 10, 110) for step in range(111)]
     assert factors[:11] == pytest.approx([i / 10 for i in range(11)])
     assert factors[60] == pytest.approx(0.5)
@@ -24,12 +24,12 @@ def test_the_rate_rises_linearly_and_falls_as_half_a_cosine():
     assert cosine_factor(0, 0, 10) == 1
 
 
-def test_kernels_have_their_own_rate_and_neither_they_nor_norms_decay():
+def test_kernels_have_their_own_learning_rate_and_kernels_and_norms_no_weight_decay():
     experiment = listops(lr=0.01, kernel_lr=0.002, weight_decay=0.3)
     tiny = data("listops")
     training = Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val", "test"])
     optimizer = training.configure_optimizers()["optimizer"]
-    by_name = {name: group for group in optimizer.param_groups for name in names(training, group)}
+    by_name = {name: group for group in optimizer.param_groups for name in parameter_names(training, group)}
     kernel = by_name["model.backbone.blocks.0.layer.branches.0.kernel.modes"]
     assert (kernel["initial_lr"], kernel["weight_decay"]) == (0.002, 0.0)
     norm = by_name["model.backbone.blocks.0.norm.weight"]
@@ -39,11 +39,11 @@ def test_kernels_have_their_own_rate_and_neither_they_nor_norms_decay():
     assert len(by_name) == len(list(training.parameters()))
 
 
-def names(module, group):
+def parameter_names(module, group):
     return [name for name, p in module.named_parameters() if any(p is q for q in group["params"])]
 
 
-def test_without_a_validation_split_the_test_split_is_watched():
+def test_without_a_validation_split_the_test_split_is_monitored():
     assert TaskData(listops(), data("text")).monitored == "test"
     assert TaskData(listops(), data("listops")).monitored == "val"
 
@@ -61,7 +61,7 @@ def trained(tmp_path, monkeypatch):
     return train
 
 
-def test_it_learns(trained):
+def test_a_model_learns(trained):
     assert trained("image", epochs=6, lr=0.02)["accuracy"]["test"] > 0.9
 
 
@@ -70,7 +70,7 @@ def test_every_loader_trains(trained, change):
     assert 0 <= trained(**change)["accuracy"]["test"] <= 1
 
 
-def test_both_loaders_train_alike(trained):
+def test_both_loaders_give_the_same_result(trained):
     assert trained(loader="resident")["accuracy"] == trained(loader="workers")["accuracy"]
 
 
@@ -78,12 +78,12 @@ def test_bfloat16_clipping_and_averaging_train(trained):
     assert trained("image", precision="bfloat16", clip=1.0, ema=0.9, epochs=2)["merged_accuracy"]["test"] >= 0
 
 
-def test_too_few_examples_are_told(trained):
+def test_too_few_examples_raise_an_error(trained):
     with pytest.raises(ValueError, match="64 training examples do not fill one batch of 100"):
         trained(batch_size=100)
 
 
-def test_a_record_says_how_it_was_made(trained):
+def test_a_record_contains_versions_sizes_and_settings(trained):
     result = trained()
     assert result["environment"]["torch"] == torch.__version__
     assert result["examples"] == {"train": 64, "val": 64, "test": 64}
@@ -92,7 +92,7 @@ def test_a_record_says_how_it_was_made(trained):
     assert result["seconds"] > 0
 
 
-def test_a_record_says_where_its_data_came_from(tmp_path):
+def test_a_record_contains_the_source_of_its_data(tmp_path):
     result = loop.train(listops(data_dir=str(tmp_path), epochs=1), tmp_path / "run", quiet=True)
     assert result["data"]["source"] == "generated"
     assert rundir.scalar_facts({"root": "/there", "files": True, "words": ["a"], "size": 3}) == {
@@ -101,7 +101,7 @@ def test_a_record_says_where_its_data_came_from(tmp_path):
     }
 
 
-def test_scores_weigh_batches_by_their_size():
+def test_scores_weight_batches_by_their_size():
     scores = RunningScore(SCORES["accuracy"])
     scores.update(torch.eye(3), torch.tensor([0, 1, 1]), torch.tensor(2.0))
     scores.update(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(6.0))
@@ -109,35 +109,36 @@ def test_scores_weigh_batches_by_their_size():
     assert scores.compute_and_reset() == {}
 
 
-def test_a_limit_of_evaluation_does_not_take_the_shortest_rows(monkeypatch):
+def test_a_limit_of_evaluation_does_not_select_the_shortest_sequences(monkeypatch):
     tiny, cpu, seen = data("listops", 128), torch.device("cpu"), []
     tiny = dataclasses.replace(tiny, splits={"train": tiny.splits["train"], "val": tiny.splits["val"]})
     lengths = sorted(tiny.splits["val"].lengths)  # 8 batches of 16
     for limit, expected in ((2, [2, 6]), (1, [4]), (9, range(8)), (0, range(8))):
         experiment = listops(batch_size=4, limit_eval=limit)
-        rows = [lengths[16 * i : 16 * (i + 1)] for i in expected]
+        batches = [lengths[16 * i : 16 * (i + 1)] for i in expected]
         loader = TaskData(experiment, tiny).loader("val", False, cpu)
-        assert len(loader) == len(rows)
-        assert [batch.lengths.tolist() for batch in loader] == rows
+        assert len(loader) == len(batches)
+        assert [batch.lengths.tolist() for batch in loader] == batches
         monkeypatch.setattr(loop, "logits", lambda model, batch, rate: seen.append(batch) or logits(model, batch, rate))
         loop.score(build_model(experiment, tiny), tiny, experiment, cpu)
-        assert [batch.lengths.tolist() for batch in seen] == rows
+        assert [batch.lengths.tolist() for batch in seen] == batches
         seen.clear()
 
 
 def test_a_run_trained_with_a_limit_is_evaluated_without(tmp_path, monkeypatch):
     experiment = listops(data_dir=str(tmp_path), batch_size=1, limit_eval=1, limit_train=2, epochs=1)
     loop.train(experiment, tmp_path / "run", quiet=True)
-    rows = []
-    monkeypatch.setattr(loop, "logits", lambda *given: rows.append(len(given[1].y)) or logits(*given))
+    sizes = []
+    monkeypatch.setattr(loop, "logits", lambda *args: sizes.append(len(args[1].y)) or logits(*args))
     evaluation.evaluate(tmp_path / "run", device="cpu")
-    assert sum(rows) == 20
-    rows.clear()
+    assert sum(sizes) == 20
+    sizes.clear()
     evaluation.evaluate(tmp_path / "run", ["limit_eval=2"], device="cpu")
-    assert sum(rows) == 12  # of 4, 4 and 2 rows the middle of the first half and of the second
+    assert sum(sizes) == 12  # in each split the first and the last of three batches, 4 and 2 examples
 
 
 @pytest.mark.parametrize("change", [{"mixup": 0.5}, {"flip": True}, {"depths": [1, 1]}])
-def test_options_of_pictures_are_refused_elsewhere(trained, change):
-    with pytest.raises(ValueError, match=f"{next(iter(change))} cannot be used: listops is no task of pictures"):
+def test_options_of_image_tasks_are_rejected_elsewhere(trained, change):
+    (key,) = change
+    with pytest.raises(ValueError, match=f"{key} can only be used with images; listops is not a task of images"):
         trained(**change)
