@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.types import Device
 
 from . import ops
 from ._utils.checks import (
@@ -73,7 +74,6 @@ class MRConv(Mixer, IntegerBuffers):
     """
 
     _version = FORMAT_VERSION
-    takes_layer_options = True
     kernel_parameters = ("weight",)  # of a merged layer
     lags: Tensor | None
 
@@ -100,7 +100,7 @@ class MRConv(Mixer, IntegerBuffers):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, l_max, bidirectional)
+        super().__init__(d_model, l_max, bidirectional, device, dtype)
         check_positive_int(kernel_size=kernel_size, heads=heads, groups=groups)
         check_choice("combine", combine, ("sum", "concat"))
         norm = norm or ("batch" if combine == "sum" else "scale")
@@ -219,12 +219,7 @@ class MRConv(Mixer, IntegerBuffers):
         return F.gelu(y) if gelu else y
 
     def initial_state(
-        self,
-        batch: int,
-        *,
-        rate: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, batch: int, *, rate: float | None = None, device: Device = None, dtype: torch.dtype | None = None
     ) -> LayerState:
         """Return the state of `batch` sequences before their first input; device and dtype default to the layer's."""
         self.check_streamable()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 
 from ._utils.checks import check_input, check_lengths, check_positive_int, valid_mask
 from ._utils.registry import Registry
@@ -39,18 +40,26 @@ class Mixer(StreamingModule, nn.Module):
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Options of the parent classes that this class sets itself."""
 
-    takes_layer_options: ClassVar[bool] = False
-    """Whether it takes the options of `MRConv`, for itself or for an MRConv inside."""
+    option_sources: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """Classes of submodules whose options the mixer takes as well, and passes on."""
 
     projects: ClassVar[bool] = False
     """Whether it consists of linear projections, and so runs under autocast."""
 
     heads = 1
 
-    def __init__(self, d_model: int, l_max: int, bidirectional: bool = False) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        l_max: int,
+        bidirectional: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         check_positive_int(d_model=d_model, l_max=l_max)
         self.d_model, self.l_max, self.bidirectional = d_model, l_max, bool(bidirectional)
+        self.factory: dict[str, Any] = {"device": device, "dtype": dtype}  # to create parameters with
 
     @property
     def n_directions(self) -> int:
@@ -83,12 +92,7 @@ class Mixer(StreamingModule, nn.Module):
         raise NotImplementedError
 
     def initial_state(
-        self,
-        batch: int,
-        *,
-        rate: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, batch: int, *, rate: float | None = None, device: Device = None, dtype: torch.dtype | None = None
     ) -> Any:
         """Return the state of `batch` sequences before their first input, in the dtypes the mixer computes in."""
         self.check_streamable()
@@ -201,7 +205,7 @@ def make_mixer(
 ) -> Mixer:
     """Build a mixer by name, with the mixer's `options` and a block's options of `MRConv`, `layer`.
 
-    A mixer that takes the layer's options gets all of them; any other gets `bidirectional` only.
+    A mixer with an MRConv inside gets all options of the layer; any other gets `bidirectional` only.
     """
     options, cls = options or {}, mixer_class(name)
     names = option_names(cls)
@@ -213,7 +217,7 @@ def make_mixer(
         if option not in names:
             raise ValueError(f"{name} has no option {option!r}{closest(option, names)}")
     bidirectional = layer.get("bidirectional", False)
-    if getattr(cls, "takes_layer_options", False):
+    if mixer_class("mrconv") in getattr(cls, "option_sources", ()):
         shared = dict(layer)
     elif "bidirectional" in names:
         shared = {"bidirectional": bidirectional}
@@ -225,7 +229,7 @@ def make_mixer(
 
 
 def option_names(cls: type[nn.Module]) -> set[str]:
-    """Return the names of a mixer's options, with those that it passes to its parent class or to an MRConv inside."""
+    """Return the names of a mixer's options, with those that it passes on to its parent class or to submodules."""
     names: set[str] = set()
     for base in cls.__mro__:
         if "__init__" not in vars(base):
@@ -234,7 +238,6 @@ def option_names(cls: type[nn.Module]) -> set[str]:
         names |= {name for name, each in parameters.items() if each.kind not in VARIADIC}
         if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
             break
-    mrconv = mixer_class("mrconv")
-    if getattr(cls, "takes_layer_options", False) and cls is not mrconv:
-        names |= option_names(mrconv)
+    for source in getattr(cls, "option_sources", ()):
+        names |= option_names(source)
     return names - {"self", "d_model", "l_max", "device", "dtype"} - getattr(cls, "fixed", set())

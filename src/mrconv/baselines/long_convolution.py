@@ -22,21 +22,15 @@ class LongConvolution(KernelCache, Mixer):
     Args:
         d_model: number of channels.
         l_max: number of taps.
-        bidirectional: add a second kernel, for future inputs.
-        factory: device and dtype of the parameters.
+        options: bidirectional (adds a second kernel, for future inputs), device and dtype.
     """
 
     reach: ClassVar[str] = "l_max"
     """Length of the kernel: "l_max", or "input" for a kernel that is as long as the input."""
 
-    def __init__(self, d_model: int, l_max: int, bidirectional: bool = False, **factory: Any) -> None:
-        super().__init__(d_model, l_max, bidirectional)
-        self.D = as_parameter(standard_normal(d_model), **factory)
-
-    @property
-    def factory(self) -> dict[str, Any]:
-        """Device and dtype of the parameters."""
-        return {"device": self.D.device, "dtype": self.D.dtype}
+    def __init__(self, d_model: int, l_max: int, **options: Any) -> None:
+        super().__init__(d_model, l_max, **options)
+        self.D = as_parameter(standard_normal(d_model), **self.factory)
 
     def kernel(self, length: int, rate: float) -> Tensor:
         """Return the kernels (n_directions, d_model, length): for u[t], u[t-1], ... and for u[t+1], u[t+2], ..."""

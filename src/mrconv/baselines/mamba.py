@@ -32,8 +32,7 @@ class Mamba(ProjectedMixer):
         expand: E / d_model.
         dt_rank: rank of W_dt; None for d_model / 16, rounded up.
         dt_min, dt_max: range of the initial step sizes, drawn log-uniformly.
-        bidirectional: must be False.
-        factory: device and dtype of the parameters.
+        options: device and dtype.
     """
 
     kernel_parameters = ("A_log",)
@@ -49,24 +48,23 @@ class Mamba(ProjectedMixer):
         dt_rank: int | None = None,
         dt_min: float = 0.001,
         dt_max: float = 0.1,
-        bidirectional: bool = False,
-        **factory: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(d_model, l_max, bidirectional)
+        super().__init__(d_model, l_max, **options)
         dt_rank = -(-d_model // 16) if dt_rank is None else dt_rank
         check_positive_int(d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
-        if bidirectional:
+        if self.bidirectional:
             raise ValueError("bidirectional=True: a Mamba is causal; leave bidirectional=False")
         check_step_sizes(dt_min, dt_max)
         inner = expand * d_model
         self.sizes = [dt_rank, d_state, d_state]
-        self.into = nn.Linear(d_model, 2 * inner, bias=False, **factory)  # x, z
-        self.conv = nn.Conv1d(inner, inner, d_conv, groups=inner, **factory)
-        self.select = nn.Linear(inner, sum(self.sizes), bias=False, **factory)  # dt at low rank, B, C
-        self.dt = nn.Linear(dt_rank, inner, **factory)
-        self.A_log = nn.Parameter(torch.arange(1, d_state + 1, **factory).log().repeat(inner, 1))
-        self.D = nn.Parameter(torch.ones(inner, **factory))
-        self.out = nn.Linear(inner, d_model, bias=False, **factory)
+        self.into = nn.Linear(d_model, 2 * inner, bias=False, **self.factory)  # x, z
+        self.conv = nn.Conv1d(inner, inner, d_conv, groups=inner, **self.factory)
+        self.select = nn.Linear(inner, sum(self.sizes), bias=False, **self.factory)  # dt at low rank, B, C
+        self.dt = nn.Linear(dt_rank, inner, **self.factory)
+        self.A_log = nn.Parameter(torch.arange(1, d_state + 1, **self.factory).log().repeat(inner, 1))
+        self.D = nn.Parameter(torch.ones(inner, **self.factory))
+        self.out = nn.Linear(inner, d_model, bias=False, **self.factory)
         nn.init.uniform_(self.dt.weight, -(dt_rank**-0.5), dt_rank**-0.5)
         with torch.no_grad():
             dt = self.dt.bias.uniform_(math.log(dt_min), math.log(dt_max)).exp()

@@ -90,7 +90,7 @@ class GatedAttention(nn.Module):
 
     Args:
         d_model: number of channels.
-        span: number of distances with a separate bias b, in each direction; larger distances share the last one.
+        l_max: number of distances with a separate bias b, in each direction; larger distances share the last one.
         d_attention: channels of queries and keys.
         d_value: channels of values; None for 2 d_model.
         attention: "softmax" or "laplace".
@@ -102,7 +102,7 @@ class GatedAttention(nn.Module):
     def __init__(
         self,
         d_model: int,
-        span: int,
+        l_max: int,
         *,
         d_attention: int = 64,
         d_value: int | None = None,
@@ -116,7 +116,7 @@ class GatedAttention(nn.Module):
         check_positive_int(d_attention=d_attention, d_value=d_value, chunk=1 if chunk is None else chunk)
         check_choice("attention", attention, ("softmax", "laplace"))
         self.attention, self.chunk, self.bidirectional = attention, chunk, bidirectional
-        self.span = span if chunk is None else min(span, chunk)
+        self.span = l_max if chunk is None else min(l_max, chunk)
         self.sizes = [d_attention, d_value, d_model, d_model]
         self.value = nn.Linear(d_model, d_value, **factory)
         self.gates = nn.Linear(d_model, sum(self.sizes), **factory)  # z, gamma, phi, h
@@ -210,29 +210,18 @@ class Mega(ProjectedMixer):
         d_model: number of channels.
         l_max: number of distances with a separate position bias; inputs may be longer.
         d_ema: numbers per channel in the moving average.
-        d_attention, d_value, attention, chunk: as for `GatedAttention`.
         bidirectional: average in both directions and attend to all positions.
-        factory: device and dtype of the parameters.
+        options: d_attention, d_value, attention and chunk as for `GatedAttention`; device and dtype.
     """
 
+    option_sources = (GatedAttention,)
+
     def __init__(
-        self,
-        d_model: int,
-        l_max: int,
-        *,
-        d_ema: int = 16,
-        d_attention: int = 64,
-        d_value: int | None = None,
-        attention: str = "softmax",
-        chunk: int | None = None,
-        bidirectional: bool = False,
-        **factory: Any,
+        self, d_model: int, l_max: int, *, d_ema: int = 16, bidirectional: bool = False, **options: Any
     ) -> None:
-        super().__init__(d_model, l_max, bidirectional)
-        factory["bidirectional"] = self.bidirectional
-        options: dict[str, Any] = {"d_attention": d_attention, "d_value": d_value, "attention": attention}
-        self.ema = EMA(d_model, d_ema, **factory)
-        self.gated = GatedAttention(d_model, l_max, chunk=chunk, **options, **factory)
+        super().__init__(d_model, l_max, bidirectional, options.get("device"), options.get("dtype"))
+        self.ema = EMA(d_model, d_ema, self.bidirectional, **self.factory)
+        self.gated = GatedAttention(d_model, l_max, bidirectional=self.bidirectional, **options)
 
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Average and attend."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from .._utils.checks import check_positive_int, valid_mask
 from ..layer import MRConv
+from ..mixers import option_names
 from ..streaming.state import MixerState
 from .mega import GatedAttention
 from .projected_mixer import ProjectedMixer, short_conv
@@ -22,19 +23,13 @@ class WithMRConv(ProjectedMixer):
     It runs at one rate only, because the parts around the MRConv count in samples.
     """
 
-    takes_layer_options = True
+    option_sources: ClassVar[tuple[type[nn.Module], ...]] = (MRConv,)
 
     def __init__(self, d_model: int, l_max: int, **layer: Any) -> None:
-        super().__init__(d_model, l_max, layer.get("bidirectional", False))
+        super().__init__(d_model, l_max, layer.get("bidirectional", False), layer.get("device"), layer.get("dtype"))
         if layer.get("heads", 1) != 1:
             raise ValueError(f"heads must be 1 in a mixer that gates channel by channel; got {layer['heads']!r}")
         self.conv = MRConv(d_model, l_max, **layer)
-
-    @property
-    def factory(self) -> dict[str, Any]:
-        """Device and dtype of the parameters."""
-        parameter = next(self.conv.parameters())
-        return {"device": parameter.device, "dtype": parameter.dtype}
 
     def zero_state(self, batch: int, rate: float) -> MixerState:
         """Return the state of the MRConv."""
@@ -95,31 +90,18 @@ class MRConvAttention(WithMRConv):
 
     Args:
         d_model, l_max: as for `MRConv`.
-        d_attention, d_value, attention, chunk: as for `GatedAttention`.
-        layer: options of `MRConv`, device and dtype.
+        chunk: length of the chunks within which positions attend to each other; None for the whole sequence.
+        options: d_attention, d_value and attention as for `GatedAttention`; options of `MRConv`; device and dtype.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        l_max: int,
-        *,
-        d_attention: int = 64,
-        d_value: int | None = None,
-        attention: str = "softmax",
-        chunk: int | None = 128,
-        **layer: Any,
-    ) -> None:
-        super().__init__(d_model, l_max, **layer)
+    option_sources = (GatedAttention, MRConv)
+
+    def __init__(self, d_model: int, l_max: int, *, chunk: int | None = 128, **options: Any) -> None:
+        names = option_names(GatedAttention) - {"bidirectional"}
+        attention = {name: options.pop(name) for name in names & set(options)}
+        super().__init__(d_model, l_max, **options)
         self.gated = GatedAttention(
-            d_model,
-            l_max,
-            d_attention=d_attention,
-            d_value=d_value,
-            attention=attention,
-            chunk=chunk,
-            bidirectional=self.bidirectional,
-            **self.factory,
+            d_model, l_max, chunk=chunk, bidirectional=self.bidirectional, **attention, **self.factory
         )
 
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:

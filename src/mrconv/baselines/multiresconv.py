@@ -34,7 +34,7 @@ class MultiresConv(KernelCache, Mixer):
         depth: J; None for ceil(log2((l_max - 1) / (kernel_size - 1) + 1)).
         tree: "fading" or "uniform".
         memory_size: number of nodes for "uniform".
-        factory: device and dtype of the parameters.
+        options: device and dtype.
     """
 
     fixed = frozenset(("bidirectional",))
@@ -48,9 +48,9 @@ class MultiresConv(KernelCache, Mixer):
         depth: int | None = None,
         tree: str = "fading",
         memory_size: int | None = None,
-        **factory: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(d_model, l_max)
+        super().__init__(d_model, l_max, **options)
         check_choice("tree", tree, ("fading", "uniform"))
         check_positive_int(kernel_size=kernel_size)
         if kernel_size < 2:
@@ -63,8 +63,8 @@ class MultiresConv(KernelCache, Mixer):
         check_positive_int(depth=depth, memory_size=nodes)
         self.kernel_size, self.depth, self.tree, self.memory_size = kernel_size, depth, tree, memory_size
         h0, h1 = uniform(-1, 1, 2, d_model, kernel_size) / kernel_size**0.5
-        self.h0, self.h1 = as_parameter(h0, **factory), as_parameter(h1, **factory)
-        self.w = as_parameter(uniform(-1, 1, d_model, nodes + 1) / (nodes + 1) ** 0.5, **factory)
+        self.h0, self.h1 = as_parameter(h0, **self.factory), as_parameter(h1, **self.factory)
+        self.w = as_parameter(uniform(-1, 1, d_model, nodes + 1) / (nodes + 1) ** 0.5, **self.factory)
 
     def mix(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
         """Convolve with the impulse response of the tree."""

@@ -30,8 +30,8 @@ class S5(Mixer):
         blocks: number of HiPPO-LegS blocks in the initial A.
         discretization: "zoh" or "bilinear".
         dt_min, dt_max: range of the initial step sizes, drawn log-uniformly.
-        bidirectional: add a second C, which reads the states of a scan from the end; u[t] is in both.
-        factory: device and dtype of the parameters.
+        options: bidirectional (adds a second C, which reads the states of a scan from the end; u[t] is in both), device
+            and dtype.
     """
 
     continuous = True
@@ -47,10 +47,9 @@ class S5(Mixer):
         discretization: str = "zoh",
         dt_min: float = 0.001,
         dt_max: float = 0.1,
-        bidirectional: bool = False,
-        **factory: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(d_model, l_max, bidirectional)
+        super().__init__(d_model, l_max, **options)
         check_choice("discretization", discretization, ("zoh", "bilinear"))
         check_positive_int(d_state=d_state, blocks=blocks)
         if d_state % blocks:
@@ -61,12 +60,12 @@ class S5(Mixer):
         A, V = A.repeat(blocks), torch.block_diag(*[V] * blocks)
         B = standard_normal(d_state, d_model) / d_model**0.5
         C = standard_normal(self.n_directions, d_model, d_state) * (2 / d_state) ** 0.5
-        self.log_dt = as_parameter(log_uniform(dt_min, dt_max, d_state // 2), **factory)
-        self.log_decay = as_parameter((-A.real).log(), **factory)
-        self.frequency = as_parameter(A.imag, **factory)
-        self.B = as_parameter(V.mH @ B.to(V.dtype), **factory)  # (N/2, d_model, 2)
-        self.C = as_parameter(C.to(V.dtype) @ V, **factory)  # (n_directions, d_model, N/2, 2)
-        self.D = as_parameter(standard_normal(d_model), **factory)
+        self.log_dt = as_parameter(log_uniform(dt_min, dt_max, d_state // 2), **self.factory)
+        self.log_decay = as_parameter((-A.real).log(), **self.factory)
+        self.frequency = as_parameter(A.imag, **self.factory)
+        self.B = as_parameter(V.mH @ B.to(V.dtype), **self.factory)  # (N/2, d_model, 2)
+        self.C = as_parameter(C.to(V.dtype) @ V, **self.factory)  # (n_directions, d_model, N/2, 2)
+        self.D = as_parameter(standard_normal(d_model), **self.factory)
 
     def discretized(self, rate: float) -> tuple[Tensor, Tensor]:
         """Return Abar (N/2,) and Bbar (N/2, d_model)."""

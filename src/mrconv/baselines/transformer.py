@@ -22,31 +22,23 @@ class Attention(ProjectedMixer):
         l_max: number of learned positions; with rotary positions inputs may have any length.
         n_heads: number of attention heads; must divide d_model.
         positions: "rotary" (rotates q and k by their position), "learned" (adds an embedding to u) or "none".
-        bidirectional: attend to all positions instead of the current and earlier ones only.
-        factory: device and dtype of the parameters.
+        options: bidirectional (attends to all positions instead of the current and earlier ones), device and dtype.
     """
 
     def __init__(
-        self,
-        d_model: int,
-        l_max: int,
-        *,
-        n_heads: int = 4,
-        positions: str = "rotary",
-        bidirectional: bool = False,
-        **factory: Any,
+        self, d_model: int, l_max: int, *, n_heads: int = 4, positions: str = "rotary", **options: Any
     ) -> None:
-        super().__init__(d_model, l_max, bidirectional)
+        super().__init__(d_model, l_max, **options)
         check_positive_int(n_heads=n_heads)
         check_choice("positions", positions, ("rotary", "learned", "none"))
         if d_model % n_heads:
             raise ValueError(f"n_heads must divide d_model = {d_model}; got {n_heads}")
         self.n_heads, self.positions = n_heads, positions
-        self.qkv = nn.Linear(d_model, 3 * d_model, **factory)
-        self.out = nn.Linear(d_model, d_model, **factory)
+        self.qkv = nn.Linear(d_model, 3 * d_model, **self.factory)
+        self.out = nn.Linear(d_model, d_model, **self.factory)
         self.embedding: nn.Parameter | None = None
         if positions == "learned":
-            self.embedding = nn.Parameter(torch.empty(l_max, d_model, **factory))
+            self.embedding = nn.Parameter(torch.empty(l_max, d_model, **self.factory))
             nn.init.normal_(self.embedding, std=0.02)
 
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from .state import LayerState, State
 
@@ -18,12 +19,7 @@ class StreamingModule:
     training: bool
 
     def initial_state(
-        self,
-        batch: int,
-        *,
-        rate: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, batch: int, *, rate: float | None = None, device: Device = None, dtype: torch.dtype | None = None
     ) -> Any:
         """Return the state of `batch` sequences before their first input."""
         raise NotImplementedError
