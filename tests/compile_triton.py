@@ -40,7 +40,7 @@ class Absent:
 
 
 def name_of(kernel):
-    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+    return f"{kernel.fn.__module__.removeprefix('mrconv.ops.')}.{kernel.fn.__name__}"
 
 
 def all_kernels():

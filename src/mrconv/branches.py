@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .config import LayerOptions
 from .kernels import kernel_class, resampled
 from .norm import running_affine
 from .ops import BranchShape, Lags, ModeKernels, Taps, compute_dtype
@@ -15,7 +16,7 @@ from .reference import branch_sum
 
 
 def resolution_lengths(l_max: int, kernel_size: int, combine: str) -> list[int]:
-    """Kernel length l_i of each of the N = ceil(log2(l_max / l0)) + 1 resolutions."""
+    """Return the kernel length l_i of each of the N = ceil(log2(l_max / l0)) + 1 resolutions."""
     N = math.ceil(math.log2(l_max / kernel_size)) + 1
     return [kernel_size << (max(0, i - 1) if combine == "concat" else i) for i in range(N)]
 
@@ -31,8 +32,8 @@ class MergedKernel(NamedTuple):
 class Branches(nn.Module):
     """One direction's kernels k_i, each with a weight per channel: learned (alpha), fixed (decay), or 1.
 
-    With `combine="sum"` all kernels start at lag 0; with "concat" each starts where the one before ends. What
-    reaches past l_max is cut. The backward direction (`anticausal`) looks ahead, from the next position on.
+    With `combine="sum"` all kernels start at lag 0; with "concat" each starts where the previous one ends. Kernels are
+    cut at l_max. The backward direction (`anticausal`) starts at lag -1, the next position.
     """
 
     decay: Tensor | None
@@ -41,35 +42,29 @@ class Branches(nn.Module):
         self,
         channels: int,
         l_max: int,
-        kernel_size: int,
+        options: LayerOptions,
         *,
-        kernel: str,
-        combine: str,
-        norm: str,
-        decay: tuple[float, float] | None,
-        eps: float,
-        momentum: float | None,
         anticausal: bool,
         seed: int,
         **factory: Any,
     ) -> None:
         super().__init__()
-        lengths = resolution_lengths(l_max, kernel_size, combine)
+        lengths = resolution_lengths(l_max, options.kernel_size, options.combine)
         N = len(lengths)
-        self.l_max, self.anticausal, self.decay_range = l_max, anticausal, decay
-        self.offsets = [sum(lengths[:i]) if combine == "concat" else 0 for i in range(N)]
-        self.kernel = kernel_class(kernel)(channels, lengths, kernel_size, seed=seed, **factory)
+        self.l_max, self.anticausal, self.decay_range = l_max, anticausal, options.decay
+        self.offsets = [sum(lengths[:i]) if options.combine == "concat" else 0 for i in range(N)]
+        self.kernel = kernel_class(options.kernel)(channels, lengths, options.kernel_size, seed=seed, **factory)
         several = N > 1
-        learned = several and norm != "none" and decay is None
+        learned = several and options.norm != "none" and options.decay is None
         self.alpha = nn.Parameter(torch.empty(N, channels, **factory)) if learned else None
-        fixed = torch.empty(N, channels, **factory) if several and decay is not None else None
+        fixed = torch.empty(N, channels, **factory) if several and options.decay is not None else None
         self.register_buffer("decay", fixed)
-        normed = several and norm == "batch"
-        self.norm = nn.BatchNorm1d(N * channels, eps, momentum, **factory) if normed else None
+        normed = several and options.norm == "batch"
+        self.norm = nn.BatchNorm1d(N * channels, options.eps, options.momentum, **factory) if normed else None
         self._reset_weights()
 
     def reset_parameters(self) -> None:
-        """Draw fresh kernels; equal weights; forget the statistics."""
+        """Draw new kernels, set equal weights and reset the statistics."""
         self.kernel.reset_parameters()
         if self.norm is not None:
             self.norm.reset_parameters()
@@ -81,7 +76,8 @@ class Branches(nn.Module):
         if self.alpha is not None:
             nn.init.constant_(self.alpha, N**-0.5)
         if self.decay is not None and self.decay_range is not None:
-            base = torch.linspace(*self.decay_range, self.decay.shape[1], dtype=torch.float64, device="cpu")
+            low, high = self.decay_range
+            base = torch.linspace(low, high, self.decay.shape[1], dtype=torch.float64, device="cpu")
             powers = base ** torch.arange(N - 1, -1, -1, device="cpu")[:, None]
             self.decay.copy_(powers / powers.square().sum(0).sqrt())
 
@@ -143,7 +139,7 @@ class Branches(nn.Module):
         """The branches' weights (N, C); None if all are 1."""
         return self.alpha if self.decay is None else self.decay
 
-    def merged(self, rate: float = 1.0) -> tuple[list[Taps], Tensor | None]:
+    def weighted_kernels(self, rate: float = 1.0) -> tuple[list[Taps], Tensor | None]:
         """Return the kernels, weighted and normalised by the running statistics, and their bias (C,)."""
         kernels, scale, bias = self.kernels(rate), self.weights, None
         if self.norm is not None and scale is not None:
@@ -154,7 +150,7 @@ class Branches(nn.Module):
         return kernels, bias
 
     def reference(self, x: Tensor, mask: Tensor | None, rate: float) -> Tensor:
-        """Return this direction's output by the paper's algorithm, for x (B, C, L) that is zero where mask is."""
+        """Compute this direction's output by the paper's algorithm; x (B, C, L) is zero where mask is false."""
         return branch_sum(x, self.kernels(rate), self.weights, self.norm, mask)
 
 

@@ -23,9 +23,10 @@ from ._utils.checks import (
     valid_mask,
 )
 from .branches import Branches, MergedKernel, resolution_lengths
-from .kernels import FourierKernel, IntegerBuffers, kernel_class, resampled
+from .config import LayerOptions
+from .kernels import CachedIntegerBuffers, FourierKernel, kernel_class, resampled
 from .mixers import Mixer
-from .norm import track
+from .norm import update_running_statistics
 from .ops import Lags, Taps, compute_dtype
 from .streaming.parameter_cache import cached
 from .streaming.state import LayerState
@@ -39,38 +40,38 @@ FORMAT_VERSION = 1
 
 
 def as_autocast(u: Tensor) -> Tensor:
-    """Return u in autocast's dtype if it is float32 and autocast is on: what torch does for its own convolutions."""
+    """Return u in autocast's dtype if it is float32 and autocast is on, as torch's convolutions do."""
     if u.dtype != torch.float32 or u.is_meta or not torch.is_autocast_enabled(u.device.type):
         return u
     return u.to(torch.get_autocast_dtype(u.device.type))
 
 
-class MRConv(Mixer, IntegerBuffers):
+class MRConv(Mixer, CachedIntegerBuffers):
     """Multi-resolution convolution over sequences, (B, L, d_model) -> (B, L, heads * d_model).
 
-    y = sum_i alpha_i BN_i(k_i * u) + D u, the kernels k_i doubling in length up to l_max. Computed as one
-    convolution with k_rep = sum_i alpha_i gamma_i / sqrt(var_i + eps) k_i, in training too: the batch statistics
-    come from the input's spectrum. `reparameterize()` keeps k_rep and drops the branches.
+    y = sum_i alpha_i BN_i(k_i * u) + D u, where the kernels k_i double in length up to l_max. The layer computes one
+    convolution with k_rep = sum_i alpha_i gamma_i / sqrt(var_i + eps) k_i, also in training, where the batch statistics
+    are computed without the outputs of the branches. `reparameterize()` keeps k_rep and drops the branches.
 
     Args:
-        d_model: channels of the input.
-        l_max: length the longest kernel reaches; inputs may be shorter or longer.
+        d_model: number of channels of the input.
+        l_max: length of the longest kernel; inputs may be shorter or longer.
         kernel: parameterisation of the k_i; `mrconv.kernels.kernel_names()` lists them.
-        kernel_size: l0, the length of the first kernel; sets how many parameters each one has.
-        bidirectional: adds kernels that run backwards in time; their tap 0 acts on u[t + 1].
+        kernel_size: l0, the length of the first kernel; determines the number of parameters of each kernel.
+        bidirectional: add kernels that run backwards in time; their tap 0 acts on u[t + 1].
         combine: "sum", or "concat" to put the kernels one after the other (Path-X).
-        decay: for "concat", fixes the weight of piece i at decay**(N-1-i), normalised to unit sum of squares,
+        decay: for "concat", fix the weight of kernel i at decay**(N-1-i), normalised to unit sum of squares,
             in place of a learned alpha; a pair (min, max) is spread over the channels.
         norm: "batch" (alpha and BatchNorm per branch), "scale" (alpha only) or "none".
             None means "batch" for "sum", "scale" for "concat".
         heads: independent kernels per channel; multiplies the output's channels.
         groups: channels share kernels in this many groups: channel d uses kernel d % (d_model // groups).
         backend: "reference" (N convolutions and N BatchNorms), "torch" (one convolution), "triton", or "auto".
-        eps, momentum: of the branches' BatchNorms (momentum of a block's own BatchNorm too).
-        sync_stats: add up the statistics over all processes of `torch.distributed` (a block's own BatchNorm too).
+        eps, momentum: eps and momentum of the branches' BatchNorms; a block uses the momentum for its BatchNorm too.
+        sync_stats: compute the statistics over all processes of `torch.distributed`, as a block's BatchNorm does.
         rate: sampling rate of the input relative to that of training; continuous kernels only.
-        merged: build the layer merged, to load a merged checkpoint into.
-        seed: of positions that are drawn once (sparse kernels); None draws it from torch's generator.
+        merged: build the layer merged, to load a merged checkpoint.
+        seed: seed of positions that are drawn once (sparse kernels); None draws it from torch's generator.
     """
 
     _version = FORMAT_VERSION
@@ -125,25 +126,16 @@ class MRConv(Mixer, IntegerBuffers):
         self.rate, self.merged, self._warned = float(rate), False, False
         if seed is None:
             seed = int(torch.randint(2**31, (), device="cpu"))
+        decay = check_decay(decay, combine)
+        options = LayerOptions(
+            kernel=kernel, kernel_size=kernel_size, combine=combine, norm=norm, decay=decay, eps=eps, momentum=momentum
+        )
+        channels, factory = heads * d_model // groups, dict[str, Any](device=device, dtype=dtype)
         self.branches = nn.ModuleList(
-            Branches(
-                heads * d_model // groups,
-                l_max,
-                kernel_size,
-                kernel=kernel,
-                combine=combine,
-                norm=norm,
-                decay=check_decay(decay, combine),
-                eps=eps,
-                momentum=momentum,
-                anticausal=direction == 1,
-                seed=seed + direction,
-                device=device,
-                dtype=dtype,
-            )
+            Branches(channels, l_max, options, anticausal=direction == 1, seed=seed + direction, **factory)
             for direction in range(self.n_directions)
         )
-        self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, device=device, dtype=dtype))
+        self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, **factory))
         nn.init.normal_(self.D)
         if merged:
             self.reparameterize()
@@ -173,8 +165,8 @@ class MRConv(Mixer, IntegerBuffers):
     ) -> Tensor:
         """Convolve u (B, L, d_model) -> (B, L, heads * d_model), in u's dtype or, from float32, in autocast's.
 
-        Positions from `lengths` (B,) on are as if absent: zero in, zero out, not in the statistics. With `gelu` the
-        output goes through GELU, in the same pass over memory where that can be.
+        Positions from `lengths` (B,) on are treated as absent: zero in, zero out, not in the statistics. With `gelu`
+        the output is GELU(y), computed in the same pass over memory if possible.
         """
         check_input(u, self.d_model)
         u, rate = self._cast(u), self._resolve_rate(rate)
@@ -184,7 +176,7 @@ class MRConv(Mixer, IntegerBuffers):
         longest = int(lengths.max()) if readable(lengths) else u.shape[1]
         if longest == 0:
             return as_autocast(u.new_zeros(*u.shape[:2], self.heads * self.d_model))
-        # Nothing past the longest sequence: less work, and statistics that lose no digits to padding.
+        # Drop positions past the longest sequence: less work, and padding does not cost the statistics accuracy.
         kept = u[:, :longest]
         padding = ~valid_mask(lengths, kept)
         y = as_autocast(self.convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
@@ -202,16 +194,16 @@ class MRConv(Mixer, IntegerBuffers):
             x = x.repeat(1, self.heads, 1)
         if lengths is not None:
             lengths = lengths.repeat_interleave(self.groups, output_size=B * self.groups)
+        skip = self.D if self.groups > 1 else None  # with one group, the convolution includes the skip
         if self.backend == "reference" and not self.merged:
-            y, skip = self._by_branches(x, lengths, rate), self.D
+            y, skip = self._reference(x, lengths, rate), self.D
         elif self.uses_batch_statistics:
-            y, skip = self._by_batch_statistics(x, lengths, rate), self.D if self.groups > 1 else None
+            y = self._normalised_branches(x, lengths, rate)
         else:
             values, lags, bias = self.merged_kernel(rate, include_skip=self.groups == 1)
-            learns = torch.is_grad_enabled() and any(z.requires_grad for z in (x, values, bias))
-            inside = gelu and self.groups == 1 and not learns  # its gradient needs what it was applied to
-            skip = self.D if self.groups > 1 else None
-            y, gelu = ops.conv(x, values, lags, bias, inside, self._backend), gelu and not inside
+            needs_grad = torch.is_grad_enabled() and any(z.requires_grad for z in (x, values, bias))
+            fused = gelu and self.groups == 1 and not needs_grad  # the gradient of GELU needs its input
+            y, gelu = ops.conv(x, values, lags, bias, fused, self._backend), gelu and not fused
         x, y = (z.reshape(B, self.heads * self.d_model, L) for z in (x, y))
         if skip is not None:
             y = y + skip[:, None].to(x.dtype) * x
@@ -261,15 +253,15 @@ class MRConv(Mixer, IntegerBuffers):
     ) -> SlidingSSM | FourierSSM:
         """Return the Fourier kernels as a state-space model, with running statistics, without the skip D.
 
-        "sliding" is exact; "fourier" is that of the paper's appendix, which approaches the kernels as `states` grow.
+        "sliding" is exact; "fourier" is the form of the paper's appendix, which converges to the kernels with `states`.
         """
         check_choice("form", form, ("sliding", "fourier"))
         self.check_streamable()
         rate = self._resolve_rate(rate)
         kernel = None if self.merged else self.directions[0].kernel
         if not isinstance(kernel, FourierKernel):
-            what = "a merged layer" if kernel is None else f"kernel={self.kernel!r}"
-            raise ValueError(f"to_ssm needs kernel='fourier', not merged; got {what}")
+            given = "a merged layer" if kernel is None else f"kernel={self.kernel!r}"
+            raise ValueError(f"to_ssm needs kernel='fourier', not merged; got {given}")
         sliding = sliding_ssm(self.directions[0], kernel, rate)
         if form == "sliding":
             return sliding
@@ -297,24 +289,24 @@ class MRConv(Mixer, IntegerBuffers):
         if self.merged:
             lags: Lags = range(-ahead, reach) if self.lags is None else self.integers("lags")
             return MergedKernel(self.weight, lags, self.bias)
-        every: list[Taps] = []
+        kernels: list[Taps] = []
         biases: list[Tensor] = []
-        for branches in self.directions:
-            kernels, bias = branches.merged(rate)
-            every += kernels
+        for direction in self.directions:
+            weighted, bias = direction.weighted_kernels(rate)
+            kernels += weighted
             biases += [] if bias is None else [bias]
-        values, lags = every[0]
+        values, lags = kernels[0]
         if include_skip and self.D is not None:
-            every.append(Taps(self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
-        merged = ops.merge(every, ahead, reach)
+            kernels.append(Taps(self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
+        merged = ops.merge(kernels, ahead, reach)
         return MergedKernel(*merged, sum(biases) if biases else values.new_zeros(values.shape[0]))  # type: ignore[arg-type]
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.
 
         The kernel is (C, l_max), or (2, C, l_max) if bidirectional, with C = heads * d_model / groups; at another
-        rate it has that many times l_max taps. The skip D is not in it, but for a layer that is merged already:
-        there tap 0 holds it (if groups = 1).
+        rate it has rate * l_max taps. It does not include the skip D, except in a merged layer with groups = 1, where
+        D is in tap 0.
         """
         rate = self._resolve_rate(rate)
         values, lags, bias = self.merged_kernel(rate)
@@ -327,10 +319,10 @@ class MRConv(Mixer, IntegerBuffers):
 
     @torch.no_grad()
     def reparameterize(self, rate: float | None = None) -> MRConv:
-        """Merge into one kernel and a bias, in place, at this rate; leaves the layer in eval mode.
+        """Merge the branches into one kernel and a bias, in place, at this rate; set the layer to eval mode.
 
-        The state dict then holds `weight`, `bias` and, where the kernel is taps, their `lags`; `D` is in tap 0, and
-        apart only if groups > 1. Merging again changes nothing.
+        The state dict then holds `weight`, `bias` and, if the kernel is scattered taps, their `lags`. `D` is in tap 0
+        if groups = 1. Merging again has no effect.
         """
         rate = self._resolve_rate(rate)
         if self.merged:
@@ -351,30 +343,28 @@ class MRConv(Mixer, IntegerBuffers):
         return self.eval()
 
     def check_mergeable(self, name: str = "the layer") -> None:
-        """Refuse statistics that would make a merged kernel of NaN."""
+        """Raise ValueError if a statistic is NaN or infinite, so that the merged kernel would be."""
         for key, buffer in self.named_buffers():
             if not buffer.is_meta and not buffer.isfinite().all():
-                raise ValueError(
-                    f"{name} cannot be merged: {key} holds NaN or infinity; go back to a checkpoint from before that"
-                )
+                raise ValueError(f"{name} cannot be merged: {key} holds NaN or infinity; load an earlier checkpoint")
 
     def train(self, mode: bool = True) -> MRConv:
-        """Set the mode; a merged layer warns, once, that there are no branches left to train."""
+        """Set the mode; a merged layer warns once that it has no branches to train."""
         if mode and self.merged and not self._warned:
             self._warned = True
-            warnings.warn("this MRConv is merged: training goes on with the one kernel it has", stacklevel=2)
+            warnings.warn("this MRConv is merged: training continues with its single kernel", stacklevel=2)
         return super().train(mode)
 
     def reset_parameters(self) -> None:
-        """Draw fresh parameters and forget the running statistics."""
+        """Draw new parameters and reset the running statistics."""
         if self.D is None or self.merged:
-            raise RuntimeError("a merged MRConv has no branches to draw anew: build a new layer")
+            raise RuntimeError("a merged MRConv has no branches to reset: build a new layer")
         nn.init.normal_(self.D)
-        for branches in self.directions:
-            branches.reset_parameters()
+        for direction in self.directions:
+            direction.reset_parameters()
 
     def extra_repr(self) -> str:
-        """Return what `print` shows of the layer."""
+        """Return the description that `print` shows."""
         state = f"merged at rate {self.rate:g}" if self.merged else f"norm={self.norm!r}"
         return (
             f"{self.d_model}, l_max={self.l_max}, kernel={self.kernel!r}, kernel_size={self.kernel_size}, "
@@ -388,15 +378,16 @@ class MRConv(Mixer, IntegerBuffers):
         check_rate(rate, self.kernel, self.continuous)
         if self.merged and rate != self.rate:
             raise ValueError(
-                f"rate={rate:g}: this layer was merged at rate {self.rate:g} and runs at no other; "
+                f"rate={rate:g}: this layer was merged at rate {self.rate:g} and runs at that rate only; "
                 f"merge the trained layer with reparameterize(rate={rate:g})"
             )
         return float(rate)
 
-    def _by_branches(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+    def _reference(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Compute the branches by the paper's algorithm."""
         mask = None if lengths is None else valid_mask(lengths, x.transpose(1, 2))[..., 0]
         wide = x.to(compute_dtype(x))
-        total = torch.stack([branches.reference(wide, mask, rate) for branches in self.directions]).sum(0)
+        total = torch.stack([direction.reference(wide, mask, rate) for direction in self.directions]).sum(0)
         return total.to(x.dtype)
 
     def _select_branch_sum(self, x: Tensor, rate: float) -> ops.Selection:
@@ -404,7 +395,7 @@ class MRConv(Mixer, IntegerBuffers):
         return ops.select_branch_sum(x, shapes, self._backend)
 
     def _cast(self, u: Tensor) -> Tensor:
-        """Return u as autocast has it, but for the training of constant kernels, which is quickest from float32."""
+        """Return u as autocast casts it; the training of constant kernels is fastest in float32 and stays so."""
         constant = self.kernel_size == 1 and self.kernel == "fourier"
         return u if constant and self.uses_batch_statistics else as_autocast(u)
 
@@ -412,13 +403,13 @@ class MRConv(Mixer, IntegerBuffers):
     def _backend(self) -> str:
         return "torch" if self.backend == "reference" else self.backend
 
-    def _by_batch_statistics(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
-        norms = self.branch_norms
+    def _normalised_branches(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
+        """Compute the branches with batch statistics, and update the running statistics."""
+        norms, directions = self.branch_norms, self.directions
         sync = self.sync_stats or isinstance(norms[0], nn.SyncBatchNorm)
         if x.shape[0] * x.shape[2] == 1 and not sync:
             raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
-        directions = self.directions
-        alphas = [d.alpha for d in directions if d.alpha is not None]
+        alphas = [direction.alpha for direction in directions if direction.alpha is not None]
         weights = [alpha * norm.weight.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
         skip = self.D if self.groups == 1 else None
@@ -426,13 +417,14 @@ class MRConv(Mixer, IntegerBuffers):
             torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync
         )
         selection = self._select_branch_sum(x, rate)
+        kernels: list[Taps] | ops.ModeKernels
         if selection.algorithm is ops.Algorithm.MOVING_MODES:
-            y, mean, var, count = ops.branch_sum(x, directions[0].mode_kernels(), normalization, selection)
+            kernels = directions[0].mode_kernels()
         else:
             kernels = [kernel for direction in directions for kernel in direction.kernels(rate)]
-            y, mean, var, count = ops.branch_sum(x, kernels, normalization, selection)
+        y, mean, var, count = ops.branch_sum(x, kernels, normalization, selection)
         for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
-            track(norm, m.flatten(), v.flatten(), count)
+            update_running_statistics(norm, m.flatten(), v.flatten(), count)
         return y
 
     def _load_from_state_dict(
@@ -458,19 +450,19 @@ class MRConv(Mixer, IntegerBuffers):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
 
     def _adopt_taps(self, where: str, weight: Tensor, lags: Tensor, errors: list[str]) -> None:
-        """Make room for a checkpoint's taps: how many drawn positions coincide is the checkpoint's to say."""
+        """Allocate a checkpoint's taps, whose number differs if some of the drawn positions coincide."""
         reach = resampled(self.l_max, self.rate)
         first, last = (-reach if self.bidirectional else 0), reach - 1
         if not lags.is_meta and not ((lags >= first) & (lags <= last)).all():
             errors.append(f"{where}: the checkpoint has taps outside of this layer's lags {first} .. {last}")
         elif weight.shape[0] == self.weight.shape[0] and weight.shape != self.weight.shape:
-            fresh = self.weight.new_empty(weight.shape)
-            self.weight = nn.Parameter(fresh, requires_grad=self.weight.requires_grad)
-            self.lags = torch.zeros_like(lags, device=fresh.device)
+            values = self.weight.new_empty(weight.shape)
+            self.weight = nn.Parameter(values, requires_grad=self.weight.requires_grad)
+            self.lags = torch.zeros_like(lags, device=values.device)
 
 
 def reparameterize(model: M, rate: float | None = None) -> M:
-    """Merge every MRConv of a model in place and put the model in eval mode; returns the model."""
+    """Merge every MRConv of a model in place, set the model to eval mode and return it."""
     if rate not in (None, 1):
         _check_all_merge(model, rate)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MRConv)}

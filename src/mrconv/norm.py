@@ -1,4 +1,4 @@
-"""BatchNorm with statistics from elsewhere: a mask, a spectrum or other processes may have a part in them."""
+"""BatchNorm with given statistics: computed with a mask, over several processes, or by `ops.branch_sum`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def affine(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor) -> tuple[Tensor, Ten
 
 
 def running_affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
-    """Return `affine` of the running statistics, at least in float32."""
+    """Return `affine` with the running statistics, in float32 or float64."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     dtype = compute_dtype(norm.running_var)
@@ -25,8 +25,8 @@ def running_affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def track(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor, count: Tensor) -> None:
-    """Move the running statistics towards these (the variance unbiased), as `nn.BatchNorm1d` does."""
+def update_running_statistics(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor, count: Tensor) -> None:
+    """Update the running statistics as `nn.BatchNorm1d` does, from a mean and a biased variance over `count` values."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
@@ -34,7 +34,7 @@ def track(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor, count: Tensor) -> Non
     step: float | Tensor | None = norm.momentum
     if step is None:
         step = norm.num_batches_tracked.to(mean.dtype).reciprocal()
-    step = step * (count > 0).to(mean.dtype)  # nothing seen, nothing learned
+    step = step * (count > 0).to(mean.dtype)  # an empty batch changes nothing
     unbiased = var * (count / (count - 1).clamp(min=1))
     for running, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
         running.copy_(running + step * (new - running))
@@ -48,7 +48,7 @@ class SequenceBatchNorm(nn.BatchNorm1d):
         self.sync_stats = sync_stats
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalise x; where mask (B, L, 1) is false, positions stay out of the statistics."""
+        """Normalise x; positions where mask (B, L, 1) is false do not count in the statistics."""
         if not self.training or (mask is None and not self.sync_stats):
             return super().forward(x.flatten(0, 1)).view_as(x)
         wide = x.to(compute_dtype(x))
@@ -56,6 +56,6 @@ class SequenceBatchNorm(nn.BatchNorm1d):
         sums = torch.stack([kept.sum((0, 1)), kept.square().sum((0, 1))])
         count = x.shape[0] * x.shape[1] if mask is None else mask.sum()
         mean, var, total = mean_and_variance(sums, count, self.sync_stats)
-        track(self, mean, var, total)
+        update_running_statistics(self, mean, var, total)
         scale, shift = affine(self, mean, var)
         return (wide * scale + shift).to(x.dtype)

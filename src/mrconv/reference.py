@@ -1,4 +1,4 @@
-"""The paper's algorithm as printed: N convolutions, N BatchNorms, one weighted sum."""
+"""The paper's algorithm as printed: N convolutions, N BatchNorms and a weighted sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def branch_sum(
     norm: nn.BatchNorm1d | None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """y = sum_i alpha_i BN_i(k_i * u) for u (B, C, L), kernels k_i, alpha (N, C) and a norm of N * C features.
+    """Return y = sum_i alpha_i BN_i(k_i * u) for u (B, C, L), kernels k_i, alpha (N, C) and a norm of N * C features.
 
     With `mask` (B, L), only the positions where it is true are normalised and counted.
     """

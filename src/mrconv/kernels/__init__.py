@@ -1,18 +1,18 @@
-"""Kernel parameterisations, all behind one protocol (`Kernel`): parameters -> a kernel per resolution."""
+"""Kernel parameterisations with one interface (`Kernel`): parameters -> a kernel per resolution."""
 
 from .dense import DenseKernel
 from .dilated import DilatedKernel
 from .fourier import FourierKernel
 from .fourier_sparse import FourierSparseKernel
-from .protocol import IntegerBuffers, Kernel, kernel_class, kernel_names, register_kernel, resampled
+from .protocol import CachedIntegerBuffers, Kernel, kernel_class, kernel_names, register_kernel, resampled
 from .sparse import SparseKernel
 
 __all__ = [
+    "CachedIntegerBuffers",
     "DenseKernel",
     "DilatedKernel",
     "FourierKernel",
     "FourierSparseKernel",
-    "IntegerBuffers",
     "Kernel",
     "SparseKernel",
     "kernel_class",

@@ -1,4 +1,4 @@
-"""Dense kernels: every tap is free."""
+"""Dense kernels: every tap is a parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .protocol import Kernel, register_kernel
 
 @register_kernel("dense")
 class DenseKernel(Kernel):
-    """l_i free taps at resolution i, side by side in one parameter (channels, sum of l_i)."""
+    """l_i taps at resolution i, concatenated in one parameter (channels, sum of l_i)."""
 
     def build(self, seed: int, **factory: Any) -> None:
         """Create the taps."""

@@ -1,4 +1,4 @@
-"""Dilated kernels: l0 taps at every resolution, ever farther apart."""
+"""Dilated kernels: l0 taps at every resolution, at doubling distances."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ class FourierKernel(Kernel):
         self.modes = nn.Parameter(torch.empty(shape, **factory))
 
     def reset_parameters(self) -> None:
-        """Draw normal modes, of one size per resolution, such that the kernel's expected energy is 1."""
+        """Draw normal modes with one standard deviation per resolution, so that the kernel's expected energy is 1."""
         for modes, length in zip(self.modes.detach(), self.lengths, strict=True):
-            inner = modes.shape[1] - 1  # modes with two free parts, each counted twice by the inverse FFT
-            nyquist = inner > 0 and 2 * inner == length  # there, one part, counted once
+            inner = modes.shape[1] - 1  # modes with two real parameters, each of which the inverse FFT counts twice
+            nyquist = inner > 0 and 2 * inner == length  # one real parameter, counted once
             nn.init.normal_(modes, std=(1 + 4 * inner - 3 * nyquist) ** -0.5)
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
@@ -42,7 +42,7 @@ class FourierKernel(Kernel):
             return list(torch._foreach_mul(modes[:, :, 0, :1].unbind(0), factors))
         if rate != 1:
             pairs = zip(modes.unbind(0), self.lengths, sizes, strict=True)
-            modes = torch.stack([_resample(row, n, size, delay) for row, n, size in pairs])
+            modes = torch.stack([_resample(branch, n, size, delay) for branch, n, size in pairs])
         return synthesize(modes, sizes, [n**0.5 for n in self.lengths])
 
     @property
@@ -68,10 +68,10 @@ class FourierKernel(Kernel):
 
 
 def _resample(modes: Tensor, length: int, size: int, delay: float) -> Tensor:
-    """Return the modes (C, M, 2) of a kernel of `length`, sampled with another number of taps and later by `delay`."""
+    """Return the modes (C, M, 2) of a kernel of `length`, resampled to `size` taps and delayed by `delay`."""
     inner = modes.shape[1] - 1
     if size > length and 2 * inner == length:
-        # What was the real Nyquist mode is an inner one on a finer grid: half of it at each of +-m.
+        # The real Nyquist mode becomes an inner mode on a finer grid: half of it at each of +-m.
         modes = torch.cat([modes[:, :-1], modes[:, -1:] * modes.new_tensor([0.5, 0.0])], 1)
     angle = 2 * math.pi * delay / length * torch.arange(inner + 1, device=modes.device, dtype=modes.dtype)
     real, imaginary = modes.unbind(-1)

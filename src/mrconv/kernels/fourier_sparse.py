@@ -1,4 +1,4 @@
-"""Linear rescaling: kernels of equal length added up while training (the paper's second reparameterisation)."""
+"""Linear rescaling: a weighted sum of kernels of equal length (the paper's second reparameterisation)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FourierSparseKernel(Kernel):
         self.beta = nn.Parameter(torch.empty(2, len(self.lengths), self.channels, **factory))
 
     def reset_parameters(self) -> None:
-        """Draw both kernels and weigh them equally."""
+        """Initialise both kernels and set equal weights."""
         self.fourier.reset_parameters()
         self.sparse.reset_parameters()
         nn.init.constant_(self.beta, 0.5**0.5)
@@ -35,7 +35,7 @@ class FourierSparseKernel(Kernel):
         sizes = self.lengths
         smooth = torch.cat([k.expand(-1, n) for k, n in zip(self.fourier(), sizes, strict=True)], 1)
         offsets = [0, *itertools.accumulate(sizes)][:-1]
-        index = torch.cat([row + offset for row, offset in zip(self.sparse.index.unbind(0), offsets, strict=True)])
+        index = torch.cat([at + offset for at, offset in zip(self.sparse.index.unbind(0), offsets, strict=True)])
         smooth_weight, sparse_weight = self.beta.to(smooth.dtype).unbind(0)
         taps = (self.sparse.taps.to(smooth.dtype) * sparse_weight[..., None]).transpose(0, 1).flatten(1)
         weights = zip(smooth_weight.unbind(0), sizes, strict=True)

@@ -1,4 +1,4 @@
-"""What a kernel parameterisation is, and the registry of those there are."""
+"""The interface of kernel parameterisations, and their registry."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from torch import Tensor, nn
 from .._utils.registry import Registry
 
 
-class IntegerBuffers(nn.Module):
-    """A module that runs on the numbers in some of its buffers."""
+class CachedIntegerBuffers(nn.Module):
+    """A module with integer buffers whose values are also needed in Python, as shapes or lags."""
 
     def integers(self, name: str) -> Any:
         """Return an integer buffer as nested tuples.
 
-        Reading waits for the device, so the numbers are kept until the buffer changes; those kept are all there are on
-        meta and in `torch.export`, which has no values to read.
+        Reading a buffer synchronises with the device, so the values are cached until the buffer changes. On the meta
+        device and in `torch.export`, where a buffer has no values, the cached ones are returned.
         """
         buffer = self.get_buffer(name)
-        kept = self.__dict__.setdefault("_integers", {})
+        cache = self.__dict__.setdefault("_integers", {})
         key = (id(buffer), buffer._version)
-        unread = buffer.is_meta or torch.compiler.is_exporting()
-        if not unread and kept.get(name, (None,))[0] != key:
-            kept[name] = (key, _as_tuples(buffer.tolist()))
-        return kept[name][1]
+        unreadable = buffer.is_meta or torch.compiler.is_exporting()
+        if not unreadable and cache.get(name, (None,))[0] != key:
+            cache[name] = (key, _as_tuples(buffer.tolist()))
+        return cache[name][1]
 
-    # What `torch.compiler.assume_constant_result` sets; calling that here would import all of torch's compiler.
+    # As `torch.compiler.assume_constant_result` does; calling that would import all of torch's compiler.
     integers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-class Kernel(IntegerBuffers):
+class Kernel(CachedIntegerBuffers):
     """The kernels of one direction: parameters -> one kernel of shape (channels, l_i) per resolution.
 
-    `lengths` are the l_i, `kernel_size` is l0. A subclass creates its parameters in `build`, draws them in
-    `reset_parameters` such that each kernel's expected energy is 1 whatever its length, and makes the kernels from
-    them in `forward`.
+    `lengths` are the l_i, `kernel_size` is l0. A subclass creates its parameters in `build`, initialises them in
+    `reset_parameters` such that the expected energy of every kernel is 1, and computes the kernels in `forward`.
     """
 
     continuous: ClassVar[bool] = False
@@ -45,7 +44,7 @@ class Kernel(IntegerBuffers):
 
     @property
     def positions(self) -> tuple[tuple[int, ...], ...] | None:
-        """Where the taps of each resolution sit, if the kernels are a few taps: `forward` then gives those only."""
+        """The positions of each resolution's taps, if the kernels are scattered taps; None if they are dense."""
         return None
 
     def __init__(
@@ -64,14 +63,14 @@ class Kernel(IntegerBuffers):
         self.reset_parameters()
 
     def build(self, seed: int, **factory: Any) -> None:
-        """Create the parameters, empty, with `**factory` (device and dtype).
+        """Create the parameters, uninitialised, with `**factory` (device and dtype).
 
-        `seed` settles whatever is drawn once and never trained.
+        `seed` determines what is drawn once and never trained.
         """
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw fresh parameters."""
+        """Initialise the parameters."""
         raise NotImplementedError
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
@@ -100,7 +99,7 @@ class Kernel(IntegerBuffers):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """Return what `print` shows of the kernel."""
+        """Return the description that `print` shows."""
         return f"{self.channels}, lengths={self.lengths}"
 
 
@@ -109,12 +108,12 @@ def _as_tuples(values: Any) -> Any:
 
 
 def resampled(length: int, rate: float) -> int:
-    """Return the number of taps that a kernel of this length has at this rate."""
+    """Return the number of taps at this rate of a kernel that has this length at rate 1."""
     return max(1, round(rate * length))
 
 
 KERNELS: Registry[Kernel] = Registry("kernel")
 register_kernel = KERNELS.register
-"""Class decorator: make a parameterisation known to `MRConv` as `kernel=name`."""
+"""Class decorator: register a parameterisation as `kernel=name` of `MRConv`."""
 kernel_names = KERNELS.names
 kernel_class = KERNELS.get

@@ -1,4 +1,4 @@
-"""Sparse kernels: l0 taps at random positions that never change."""
+"""Sparse kernels: l0 taps at random, fixed positions."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class SparseKernel(DilatedKernel):
         """Create the taps and draw their positions."""
         super().build(seed, **factory)
         draw = torch.Generator().manual_seed(seed)
-        rows = [torch.randperm(n, generator=draw, device="cpu")[: self.kernel_size] for n in self.lengths]
-        index = torch.stack(rows).sort(1).values
+        drawn = [torch.randperm(n, generator=draw, device="cpu")[: self.kernel_size] for n in self.lengths]
+        index = torch.stack(drawn).sort(1).values
         self.register_buffer("index", index)
         self._drawn = self.positions
         self.index = index.to(self.taps.device)
 
     @property
     def positions(self) -> tuple[tuple[int, ...], ...]:
-        """What the buffer `index` holds."""
+        """The values of the buffer `index`."""
         return self.integers("index")
 
     def reset_parameters(self) -> None:
-        """Draw white taps of unit energy; the positions stay those drawn from the seed."""
+        """Draw white taps of unit energy, and restore the positions drawn from the seed."""
         super().reset_parameters()
         self.index.copy_(torch.tensor(self._drawn))
