@@ -30,9 +30,9 @@ def test_truncated_tar_raises(tmp_path, keep):
 
 
 def test_tar_truncated_between_two_members_raises(tmp_path):
-    whole = write_tar(tmp_path / "x.tar.gz", {f"{i}.bin": bytes([i]) * 512 for i in range(40)}).read_bytes()
-    for keep in range(40, len(whole)):
-        (tmp_path / "cut.tar.gz").write_bytes(whole[:keep])
+    complete = write_tar(tmp_path / "x.tar.gz", {f"{i}.bin": bytes([i]) * 512 for i in range(40)}).read_bytes()
+    for keep in range(40, len(complete)):
+        (tmp_path / "cut.tar.gz").write_bytes(complete[:keep])
         with pytest.raises(DataError, match="download it again"):
             list(read_members(tmp_path / "cut.tar.gz"))
 

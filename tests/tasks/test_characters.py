@@ -41,15 +41,15 @@ def test_splits_are_consecutive_parts_of_the_text(prepared):
 
 
 def test_compressed_files_and_folders_are_read(prepared, tmp_path):
-    plain = prepared()
-    assert np.array_equal(prepared(name="text.txt.xz").splits["val"].y, plain.splits["val"].y)
+    uncompressed = prepared()
+    assert np.array_equal(prepared(name="text.txt.xz").splits["val"].y, uncompressed.splits["val"].y)
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "b.txt").write_text(TEXT[300:])
     (folder / "a.txt").write_text(TEXT[:300])
     (folder / "notes.md").write_text("not part of the text")
     both = task("characters", tmp_path / "data", path=str(folder), length=16).prepare()
-    assert np.array_equal(both.splits["train"].x, plain.splits["train"].x)
+    assert np.array_equal(both.splits["train"].x, uncompressed.splits["train"].x)
 
 
 def test_large_alphabet_and_byte_order_mark(prepared):
@@ -108,8 +108,8 @@ def test_evaluation_scores_every_character_once_with_its_context(prepared, conte
 
 def test_loader_resumes_within_an_epoch(prepared):
     data = prepared(passes=2)
-    whole, first = WindowLoader(data, "train", 5, seed=3), WindowLoader(data, "train", 5, seed=3)
-    expected = [batch.x for _ in range(2) for batch in whole]
+    uninterrupted, first = WindowLoader(data, "train", 5, seed=3), WindowLoader(data, "train", 5, seed=3)
+    expected = [batch.x for _ in range(2) for batch in uninterrupted]
     resumed = [batch.x for batch in first]
     resumed += [batch.x for _, batch in zip(range(8), first, strict=False)]
     second = WindowLoader(data, "train", 5, seed=3)

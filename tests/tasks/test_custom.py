@@ -301,7 +301,7 @@ class TestRecordings:
         with pytest.raises(DataError, match=r"a\.zip"):
             custom(tmp_path, tmp_path / "a.zip").prepare()
 
-    def test_the_cache_may_lie_beside_the_classes(self, tmp_path):
+    def test_cache_may_lie_beside_the_class_folders(self, tmp_path):
         root = write_files(tmp_path / "files", words({"yes": 10, "no": 10}))
         folder_task = task("folder", root, path=str(root))
         first = folder_task.prepare().folder
@@ -402,6 +402,6 @@ def test_ambiguous_folder_raises(tmp_path):
             custom(tmp_path, root).prepare()
 
 
-def test_one_table_in_a_folder_is_the_data(tmp_path):
+def test_folder_with_a_single_table(tmp_path):
     root = write_files(tmp_path / "files", {"train.csv": "text,label\n" + "a,x\nb,y\n" * 10, "README.md": "?"})
     assert [len(split) for split in custom(tmp_path, root).prepare().splits.values()] == [16, 2, 2]

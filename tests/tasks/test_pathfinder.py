@@ -49,13 +49,13 @@ def test_metadata_is_read_in_numerical_order(tmp_path):
 def test_metadata_may_be_an_array_of_strings(tmp_path, flat):
     x, y = images()
     folder = write_pathfinder(tmp_path, x, y)
-    plain = task("pathfinder", tmp_path, size=SIZE).prepare()
+    from_text = task("pathfinder", tmp_path, size=SIZE).prepare()
     path = folder / "metadata" / "0.npy"
     lines = path.read_text().splitlines()
     np.save(path, np.array(lines if flat else [line.split() for line in lines]))
-    again = task("pathfinder", tmp_path, size=SIZE).prepare()
-    assert again.folder != plain.folder
-    assert all((again.splits[name].x == plain.splits[name].x).all() for name in plain.splits)
+    from_array = task("pathfinder", tmp_path, size=SIZE).prepare()
+    assert from_array.folder != from_text.folder
+    assert all((from_array.splits[name].x == from_text.splits[name].x).all() for name in from_text.splits)
 
 
 @pytest.mark.parametrize(("centre", "ends"), [(True, (-1, 1)), (False, (0, 1))])

@@ -63,7 +63,7 @@ def test_preprocessor_at_another_rate():
     assert Preprocessor.from_data(image_data).at_rate(0.5).kind == "values"
 
 
-def test_a_recording_is_decimated_as_in_training():
+def test_recording_is_decimated_as_in_training():
     content, samples = io.BytesIO(), np.arange(9, dtype=np.int16)
     soundfile.write(content, samples, 16000, format="WAV")
     data = prepared(samples[None, :, None], facts={"sampling_rate": 16000}).decimated(1 / 2)

@@ -23,7 +23,7 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open
 def read_members(path: Path, wanted: NameFilter = lambda name: True) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of every wanted file; names are relative to the folder or archive, with forward slashes.
 
-    Files of a folder or zip come sorted by name, those of a tar in the order of the archive, which is read once.
+    Files of a folder or zip are sorted by name; those of a tar are in the order of the archive, which is read once.
     """
     if path.is_dir():
         for file in sorted(p for p in path.rglob("*") if p.is_file()):

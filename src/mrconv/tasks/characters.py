@@ -57,15 +57,15 @@ class Characters(Task):
         ),
     )
     layout: ClassVar[str] = (
-        "Give path, a text file or a folder of them, or put tinyshakespeare there: "
+        "Set path to a text file or a folder of text files, or put tinyshakespeare there: "
         "https://github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt."
     )
 
     def check(self) -> None:
         """Raise ValueError for invalid options."""
         if self.length < 1 or self.passes < 1 or not 0 <= self.context < self.length:
-            given = f"{self.length}, {self.passes} and {self.context}"
-            raise ValueError(f"need length >= 1, passes >= 1 and 0 <= context < length; got {given}")
+            got = f"{self.length}, {self.passes} and {self.context}"
+            raise ValueError(f"need length >= 1, passes >= 1 and 0 <= context < length; got {got}")
         val, test = self.val_fraction, self.test_fraction
         if not (val >= 0 and test >= 0 and 0 < val + test < 1):
             raise ValueError(
@@ -93,12 +93,12 @@ class Characters(Task):
         for i, path in enumerate(paths):
             texts.append(read_text(path))
             progress(i + 1, len(paths))
-        codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-        stops = np.rint(np.cumsum([1 - self.val_fraction - self.test_fraction, self.val_fraction]) * len(codes))
+        text = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        stops = np.rint(np.cumsum([1 - self.val_fraction - self.test_fraction, self.val_fraction]) * len(text))
         train, val = (int(stop) for stop in stops)
-        known = np.unique(codes[:train])
-        tokens = encode(codes, known)
-        parts = {"train": (1, train), "val": (train, val), "test": (val, len(codes))}
+        alphabet = np.unique(text[:train])
+        tokens = encode(text, alphabet)
+        parts = {"train": (1, train), "val": (train, val), "test": (val, len(text))}
         splits: dict[str, Arrays] = {}
         for name, (start, stop) in parts.items():
             if name == "train" and stop < 2 * self.length:
@@ -111,16 +111,16 @@ class Characters(Task):
             "encoder": "text",
             "classes": [],
             "length": self.length,
-            "vocabulary": [UNKNOWN, *map(chr, known)],
+            "vocabulary": [UNKNOWN, *map(chr, alphabet)],
             "context": self.context,
             "passes": self.passes,
         }
 
 
-def encode(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return the index, from 1, of each code point among the sorted known ones; 0 if it is unknown."""
-    places = np.searchsorted(known, codes).clip(max=len(known) - 1)
-    return np.where(known[places] == codes, places + 1, 0).astype(np.uint8 if len(known) < 256 else np.int32)
+def encode(text: np.ndarray, alphabet: np.ndarray) -> np.ndarray:
+    """Return the index, from 1, of each code point in the sorted alphabet; 0 if it is not in the alphabet."""
+    index = np.searchsorted(alphabet, text).clip(max=len(alphabet) - 1)
+    return np.where(alphabet[index] == text, index + 1, 0).astype(np.uint8 if len(alphabet) < 256 else np.int32)
 
 
 def read_text(path: Path) -> str:

@@ -35,7 +35,7 @@ class SequentialMNIST(Task):
 
     permuted: bool = False
 
-    title = "Sequential MNIST, plain or permuted: 784 pixels, 10 classes"
+    title = "Sequential MNIST, in raster order or permuted: 784 pixels, 10 classes"
     remotes: ClassVar[tuple[Remote, ...]] = tuple(
         Remote(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"{name}.gz", md5)
         for name, md5 in MD5.items()

@@ -87,7 +87,7 @@ class CustomData(Task):
         return sources
 
     def build(self, progress: Progress) -> Built:
-        """Read, split unless the splits are given, and encode."""
+        """Read, split unless it is already split, and encode."""
         parts = self._read(progress)
         for examples in parts.values():
             if len(examples) == 0:
