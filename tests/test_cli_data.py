@@ -48,7 +48,7 @@ def test_show_draws(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["show", "listopz"], "got 'listopz'; did you mean 'listops'?"),
-        (["show", "listops", "lenght=3"], "listops has no option 'lenght'; did you mean 'length'? Its options are"),
+        (["show", "listops", "lengths=3"], "listops has no option 'lengths'; did you mean 'length'? Its options are"),
         (["show", "listops", "length=abc"], "option length takes a number like 2048; got 'abc'"),
         (["show", "pathfinder", "centre=yes"], "option centre takes true or false; got 'yes'"),
         (["show", "listops", "length"], "expected an option as NAME=VALUE; got 'length'"),

@@ -31,5 +31,5 @@ def test_invalid_options_raise(tmp_path, name, options):
 
 
 def test_unknown_option_raises_with_the_closest(tmp_path):
-    with pytest.raises(ValueError, match=r"listops has no option 'lenght'; did you mean 'length'\? Its options are"):
-        task("listops", tmp_path, lenght=3)
+    with pytest.raises(ValueError, match=r"listops has no option 'lengths'; did you mean 'length'\? Its options are"):
+        task("listops", tmp_path, lengths=3)

@@ -99,7 +99,7 @@ def test_missing_or_empty_class_folder_raises(tmp_path):
 
 
 def test_review_that_is_not_utf8_raises(tmp_path):
-    write_files(tmp_path, files() | {"aclImdb/train/neg/7_1.txt": b"caf\xe9 "})
+    write_files(tmp_path, files() | {"aclImdb/train/neg/7_1.txt": b"abc\xe9 "})
     with pytest.raises(DataError, match=r"train/neg/7_1\.txt is not UTF-8 .* at byte 3"):
         task("text", tmp_path).prepare()
 
