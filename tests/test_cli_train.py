@@ -84,7 +84,7 @@ def test_unavailable_devices_are_reported_in_one_line(folder, capsys, settings, 
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert f"{settings[0]} " in error
-    assert "cannot be had here" in error
+    assert "is not available on this machine" in error
     assert error.count("\n") == 1
 
 
@@ -234,9 +234,9 @@ def test_experiments_are_listed_and_shown(capsys):
         (["train", "task=folder"], "folder"),
         (["train", "task.length=abc"], "task.length must be a number; got 'abc'"),
         (["train", "task=smnist", "task.permuted=1"], "task.permuted must be true or false; got 1"),
-        (["evaluate", "/nowhere"], "/nowhere is no run: it has no config.yaml"),
+        (["evaluate", "/nowhere"], "/nowhere is not a run folder: it has no config.yaml"),
         (["evaluate", "/nowhere", "--device", "cpu", "more"], "unrecognized arguments: more"),
-        (["reparameterize", "/nowhere"], "/nowhere is no run: it has no config.yaml"),
+        (["reparameterize", "/nowhere"], "/nowhere is not a run folder: it has no config.yaml"),
         (["reparameterize", "/nowhere", "--rate", "0"], "argument --rate: must be positive; got 0.0"),
     ],
 )

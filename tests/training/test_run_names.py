@@ -52,6 +52,8 @@ def test_a_run_is_named_after_what_differs_from_its_preset(settings, name):
         (["experiment=listops-base", "precision=auto,float32"], ["listops-base", "listops-base-precision-float32"]),
         (["name=mine", "mixer=s4,s5", "lr=0.1"], ["mine-s4", "mine-s5"]),
         (["name=mine", "task.seed=1,2", "seed=4"], ["mine-task.seed1", "mine-task.seed2"]),
+        (["name=mine", "task_options={seed: 1},{seed: 2}"], ["mine-task.seed1", "mine-task.seed2"]),
+        (["experiment=demo", "depth=range(2,4)"], ["demo", "demo-depth3"]),
         (["task=folder", "data=a/x.npz,b/x.npz"], ["folder-data-a-x.npz", "folder-data-b-x.npz"]),
         (["task=image,text"], ["image", "text"]),
         (["experiment=listops-base,listops-s4", "lr=0.1"], ["listops-base-lr0.1", "listops-s4-lr0.1"]),

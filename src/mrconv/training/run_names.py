@@ -46,22 +46,32 @@ def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
     place. Any other `name` is kept, followed by the swept keys. Keys of the machine appear only if they are swept.
     """
     values = dict(values) | {"data": os.path.normpath(values["data"]) if values.get("data") else ""}
-    name, preset = values["name"], find_preset(values["name"])
-    if preset is None and name != Experiment.name:
-        flat = flatten_options(values)
-        changes = {key: flat[key] for key in flat if key in swept and key not in ("name", "seed")}
-        return name + _suffix(changes)
-    changes = changed_keys(values, preset.values() if preset else {})
+    preset = find_preset(values["name"])
     if preset is not None:
-        name = preset.name
-    elif values["data"] and "data" not in swept:
-        name = _clean(Path(values["data"]).stem).strip("-") or values["task"]
-        changes = {key: value for key, value in changes.items() if key != "data" and (key != "task" or key in swept)}
+        name, changes = preset.name, changed_keys(values, preset.values())
+    elif values["name"] == Experiment.name:
+        name, changes = _without_preset(values, swept)
     else:
-        name = values["task"]
+        flat = flatten_options(values)
+        return values["name"] + _suffix({key: flat[key] for key in flat if _is_swept(key, swept)})
+    return name + _suffix({key: changes[key] for key in changes if key not in UNNAMED or _is_swept(key, swept)})
+
+
+def _without_preset(values: Mapping[str, Any], swept: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the data or the task, and the changed keys that it does not imply."""
+    changes = changed_keys(values, {})
+    name = "" if "data" in swept else _clean(Path(values["data"]).stem).strip("-")
+    if name:
+        del changes["data"]
+    if not name or "task" not in swept:
         changes.pop("task", None)
-    shown = set(swept) - {"name", "seed"}
-    return name + _suffix({key: value for key, value in changes.items() if key not in UNNAMED or key in shown})
+    return name or values["task"], changes
+
+
+def _is_swept(key: str, swept: Collection[str]) -> bool:
+    """Return whether a sweep varies a key, by itself or with all options of the task or the mixer."""
+    group, dot, _ = key.partition(".")
+    return key not in ("name", "seed") and (key in swept or (bool(dot) and f"{group}_options" in swept))
 
 
 def _suffix(changes: Mapping[str, Any]) -> str:
