@@ -1,4 +1,4 @@
-"""Each mistake gets an error that names the argument, what was given and what is allowed."""
+"""Errors name the argument, the given value and the allowed values."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_wrong_option(options, message):
 
 
 @pytest.mark.parametrize("kernel", ["dilated", "fourier"])
-def test_triton_says_why_it_cannot_run(kernel):
+def test_triton_reports_why_it_cannot_run(kernel):
     with pytest.raises(RuntimeError, match="backend='triton' cannot run here: "):
         MRConv(4, 16, kernel=kernel, backend="triton")(torch.randn(2, 16, 4))
 
@@ -83,7 +83,7 @@ def test_wrong_lengths(lengths, message):
         SequenceClassifier(vocab_size=5, **CLASSIFIER)(torch.ones(2, 16, dtype=torch.long), lengths=lengths)
 
 
-def test_a_mistyped_model_option_is_refused_with_the_nearest_right_one():
+def test_a_mistyped_model_option_raises_with_the_closest_name():
     with pytest.raises(TypeError, match=r"ClassifierConfig has no option 'kernelsize'; did you mean 'kernel_size'"):
         SequenceClassifier(vocab_size=5, kernelsize=3, **CLASSIFIER)
 
@@ -129,22 +129,22 @@ def test_a_language_model_must_be_causal_and_have_tokens():
         LanguageModel(vocab_size=5, bidirectional=True, **options)
 
 
-def test_a_wrong_pool_is_refused_even_where_nothing_is_pooled():
+def test_a_wrong_pool_raises_even_without_pooling():
     with pytest.raises(ValueError, match=r"pool must be one of mean, last; got 'max'"):
         SequenceRegressor(d_model=4, l_max=16, depth=1, per_position=True, pool="max")
 
 
-def test_an_unknown_block_keyword_is_refused():
+def test_an_unknown_block_keyword_raises():
     with pytest.raises(TypeError, match="kernal"):
         MRConvBlock(4, 16, kernal="fourier")
 
 
-def test_a_merged_layer_has_nothing_to_reset():
+def test_a_merged_layer_cannot_be_reset():
     with pytest.raises(RuntimeError, match="merged MRConv has no branches"):
         MRConv(4, 16, merged=True).reset_parameters()
 
 
-def test_forward_mode_is_refused_rather_than_dropped():
+def test_forward_mode_differentiation_raises():
     for kind in ("fourier", "dilated"):
         layer = MRConv(4, 16, kernel=kind).eval()
         u = torch.randn(2, 16, 4)
@@ -152,7 +152,7 @@ def test_forward_mode_is_refused_rather_than_dropped():
             torch.func.jvp(layer, (u,), (u,))
 
 
-def test_a_kernel_of_the_wrong_shape_is_refused(monkeypatch):
+def test_a_kernel_of_the_wrong_shape_raises(monkeypatch):
     monkeypatch.setattr(base.KERNELS, "entries", dict(base.KERNELS.entries))
 
     @register_kernel("short")

@@ -1,3 +1,5 @@
+"""Figures of a run: learning curves, weights of the resolutions, merged kernels."""
+
 import json
 import math
 
@@ -31,17 +33,17 @@ def is_png(path):
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "metrics.csv").write_text(METRICS)
-    result = {"name": "listops-base", "watched": "val/accuracy", "best_epoch": 2, "partial": True}
+    result = {"name": "listops-base", "task": "listops", "watched": "val/accuracy", "best_epoch": 2, "partial": True}
     (tmp_path / "result.json").write_text(json.dumps(result))
     return tmp_path
 
 
 @pytest.fixture
 def saved(monkeypatch):
-    """The figures that were saved."""
-    found = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: found.append(self))
-    return found
+    """The saved figures."""
+    saved_figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: saved_figures.append(self))
+    return saved_figures
 
 
 def test_alpha_is_averaged_over_channels_and_sums_to_one_over_resolutions():
@@ -55,7 +57,7 @@ def test_alpha_is_averaged_over_channels_and_sums_to_one_over_resolutions():
     np.testing.assert_allclose(shares, [[0.75, 0, 0, 0, 0.25], [0, 0.75, 0, 0, 0.25]])
 
 
-def test_alpha_of_both_directions_is_told_apart():
+def test_alpha_is_separate_for_each_direction():
     model = classifier(bidirectional=True)
     with torch.no_grad():
         for layer in figures.layers(model).values():
@@ -65,14 +67,14 @@ def test_alpha_of_both_directions_is_told_apart():
     np.testing.assert_allclose(backward, [[1, 0, 0, 0, 0]] * 2)
 
 
-def test_alpha_of_layers_of_unlike_length_leaves_gaps():
+def test_missing_resolutions_of_shorter_layers_are_nan():
     model = torch.nn.ModuleList([mrconv.MRConv(2, 8, kernel_size=2), mrconv.MRConv(2, 16, kernel_size=2)])
     (shares,) = figures.alpha_magnitudes(model)
     np.testing.assert_allclose(shares, [[1 / 3, 1 / 3, 1 / 3, math.nan], [0.25] * 4])
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "reason"),
     [
         ({"norm": "none"}, "norm='none'"),
         ({"combine": "concat", "decay": 2.0}, "decay"),
@@ -80,14 +82,14 @@ def test_alpha_of_layers_of_unlike_length_leaves_gaps():
         ({"kernel_size": 32}, "one resolution"),
     ],
 )
-def test_layers_without_alpha_are_refused_by_name(tmp_path, options, says):
-    with pytest.raises(ValueError, match=rf"backbone\.blocks\.0\.layer has no alpha to draw: .*{says}"):
+def test_layers_without_alpha_raise(tmp_path, options, reason):
+    with pytest.raises(ValueError, match=rf"backbone\.blocks\.0\.layer has no alpha to plot: .*{reason}"):
         figures.alpha_distribution(classifier(**options), tmp_path / "alpha.png")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_without_layers_is_refused():
-    with pytest.raises(ValueError, match="Linear without an MRConv layer"):
+def test_a_model_without_layers_raises():
+    with pytest.raises(ValueError, match="the Linear has no MRConv layer to plot"):
         figures.layers(torch.nn.Linear(1, 1))
 
 
@@ -110,7 +112,7 @@ def test_kernel_by_lag_is_the_response_to_an_impulse(bidirectional, kernel, merg
     np.testing.assert_allclose(values, response[:, 16 + lags.astype(int)], atol=1e-9)
 
 
-def test_joined_taps_show_the_largest_and_lose_no_single_tap():
+def test_binning_keeps_the_largest_taps():
     kernel = np.zeros((2, 4096))
     kernel[0, 3000], kernel[1, 3001] = 1.0, -2.0
     edges, values = figures.binned(np.arange(4096.0), kernel)
@@ -121,20 +123,20 @@ def test_joined_taps_show_the_largest_and_lose_no_single_tap():
     assert (values.max(), values.min(), np.count_nonzero(values)) == (1, -2, 2)
 
 
-def test_curves_show_every_split_the_kept_epoch_and_the_paper(run, saved):
+def test_curves_show_every_split_the_best_epoch_and_the_paper(run, saved):
     figures.learning_curves(run, run / "curves.png")
     losses, accuracies = saved[0].axes
-    shown = {line.get_label(): line for line in accuracies.lines}
-    assert list(shown["test"].get_xdata()) == [1, 2, 3]
-    np.testing.assert_allclose(shown["test"].get_ydata(), [20, 40, 30])
-    np.testing.assert_allclose(shown["train"].get_ydata(), [10, 50, 60])
-    np.testing.assert_allclose(shown["kept: epoch 2"].get_xydata(), [[2, 45]])
-    np.testing.assert_allclose(shown["paper, test: 62.40"].get_ydata(), 62.40)
+    lines = {line.get_label(): line for line in accuracies.lines}
+    assert list(lines["test"].get_xdata()) == [1, 2, 3]
+    np.testing.assert_allclose(lines["test"].get_ydata(), [20, 40, 30])
+    np.testing.assert_allclose(lines["train"].get_ydata(), [10, 50, 60])
+    np.testing.assert_allclose(lines["best: epoch 2"].get_xydata(), [[2, 45]])
+    np.testing.assert_allclose(lines["paper, test: 62.40"].get_ydata(), 62.40)
     np.testing.assert_allclose(losses.lines[1].get_ydata(), [2.25, 1.5, 1.6])
     assert saved[0].get_suptitle() == "listops-base, partial"
 
 
-def test_curves_of_a_task_without_validation_and_of_a_run_that_goes_on(tmp_path, saved):
+def test_curves_without_validation_and_of_an_unfinished_run(tmp_path, saved):
     (tmp_path / "metrics.csv").write_text("epoch,test/accuracy,train/loss\n1,0.5,1.0\n2,,0.9\n")
     figures.learning_curves(tmp_path, tmp_path / "curves.png")
     losses, accuracies = saved[0].axes
@@ -145,11 +147,12 @@ def test_curves_of_a_task_without_validation_and_of_a_run_that_goes_on(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("epoch,val/loss\n", "has no rows"), ("epoch,val/loss\n1,low\n", "not what a run writes")]
+    ("text", "message"),
+    [("epoch,val/loss\n", "has no lines"), ("epoch,val/loss\n1,low\n", "is not a metrics table of a run")],
 )
-def test_metrics_that_cannot_be_drawn_are_named(tmp_path, text, says):
+def test_invalid_metrics_raise(tmp_path, text, message):
     (tmp_path / "metrics.csv").write_text(text)
-    with pytest.raises(ValueError, match=rf"metrics\.csv {says}|metrics\.csv is {says}"):
+    with pytest.raises(ValueError, match=rf"metrics\.csv {message}"):
         figures.learning_curves(tmp_path, tmp_path / "curves.png")
 
 
@@ -163,14 +166,14 @@ def test_the_alpha_figure_shows_the_shares_in_percent(tmp_path, saved):
     assert [axes.get_title() for axes in panels] == ["forward kernels", "backward kernels"]
 
 
-def test_a_run_is_drawn_into_its_folder(run):
+def test_figures_are_saved_in_the_run_folder(run):
     classifier(bidirectional=True).save_pretrained(run / "model")
-    drawn = figures.draw_run(run)
-    assert drawn == [run / "figures" / f"{name}.png" for name in ("curves", "alpha", "kernels")]
-    assert all(map(is_png, drawn))
+    paths = figures.draw_run(run)
+    assert paths == [run / "figures" / f"{name}.png" for name in ("curves", "alpha", "kernels")]
+    assert all(map(is_png, paths))
 
 
-def test_what_a_run_lacks_is_left_out(tmp_path, capsys):
+def test_figures_without_data_are_omitted(tmp_path, capsys):
     model = mrconv.TwoTowerClassifier(
         d_model=4, l_max=32, depth=1, kernel_size=4, vocab_size=5, n_classes=2, combine="concat", decay=2.0
     )
@@ -180,17 +183,17 @@ def test_what_a_run_lacks_is_left_out(tmp_path, capsys):
     assert is_png(tmp_path / "elsewhere" / "kernels.png")
 
 
-def test_merged_models_have_their_kernels_drawn(tmp_path):
+def test_kernels_of_merged_models_are_plotted(tmp_path):
     figures.merged_kernels(mrconv.reparameterize(classifier()), tmp_path / "kernels.png")
     assert is_png(tmp_path / "kernels.png")
 
 
-def test_a_folder_that_is_no_run_is_told_in_one_line(tmp_path, capsys):
-    for folder, says in ((tmp_path, "is no run"), (tmp_path / "none", "is no folder")):
+def test_a_folder_that_is_not_a_run_is_reported_in_one_line(tmp_path, capsys):
+    for folder, message in ((tmp_path, "is not a run folder"), (tmp_path / "none", "is not a folder")):
         with pytest.raises(SystemExit) as stop:
             main(["plot", "run", str(folder)])
         err = capsys.readouterr().err
         assert stop.value.code == 2
-        assert f"{folder} {says}" in err
+        assert f"{folder} {message}" in err
         assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())

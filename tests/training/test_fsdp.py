@@ -1,4 +1,4 @@
-"""A model can be sharded: parameters cut over processes, the same loss and gradients; and by a run's own strategy."""
+"""FSDP: a sharded model has the same loss and gradients, and a run can use it as its strategy."""
 
 import os
 
@@ -51,21 +51,21 @@ def worker(rank, path, results):
 
 
 def data():
-    draw = torch.Generator().manual_seed(2)
-    return torch.randn(4, 33, 2, generator=draw), torch.tensor([0, 1, 2, 0])
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(4, 33, 2, generator=generator), torch.tensor([0, 1, 2, 0])
 
 
-def test_sharded_over_two_processes_it_has_the_gradients_of_one(tmp_path):
+def test_a_model_sharded_over_two_processes_has_the_gradients_of_one(tmp_path):
     mp.spawn(worker, (tmp_path / "rendezvous", tmp_path), nprocs=2)
     loss, grads = torch.load(tmp_path / "sharded.pt")
-    alone = model()
-    assert abs(step(alone, *data()) - loss.item()) < 1e-5
-    for name, p in alone.named_parameters():
+    single = model()
+    assert abs(step(single, *data()) - loss.item()) < 1e-5
+    for name, p in single.named_parameters():
         if p.grad is not None:
             assert torch.allclose(grads[name], p.grad, rtol=1e-3, atol=1e-5), name
 
 
-def test_a_runs_trainer_has_the_strategy(tmp_path, monkeypatch):
+def test_the_trainer_of_a_run_has_the_strategy(tmp_path, monkeypatch):
     for name, value in {"is_available": True, "device_count": 2, "is_bf16_supported": True}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value, **_: value)
     monkeypatch.setattr("lightning_fabric.accelerators.cuda.num_cuda_devices", lambda: 2)
@@ -74,10 +74,10 @@ def test_a_runs_trainer_has_the_strategy(tmp_path, monkeypatch):
     trainer = make_trainer(experiment, tmp_path, [])
     assert isinstance(trainer.strategy, FSDPStrategy)
     assert isinstance(trainer.strategy.checkpoint_io, AtomicIO)
-    assert trainer.strategy._state_dict_type == "full"  # one file, as every other checkpoint
+    assert trainer.strategy._state_dict_type == "full"  # one file, like every other checkpoint
     assert (trainer.num_devices, trainer.precision) == (2, "bf16-mixed")
 
 
-def test_without_a_gpu_the_strategy_is_refused_by_name(tmp_path):
+def test_the_strategy_raises_without_a_gpu(tmp_path):
     with pytest.raises(ValueError, match="fsdp"):
         make_trainer(listops(strategy="fsdp"), tmp_path, [])

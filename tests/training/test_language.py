@@ -1,12 +1,10 @@
-"""Language models: trained, evaluated in bits, merged, resumed, recorded, and made to write."""
+"""Language models: training, evaluation in bits, merging, resuming, records and generation."""
 
 import json
 import math
 
 import pytest
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from mrconv import LanguageModel
 from mrconv.cli import main
@@ -17,7 +15,7 @@ from mrconv.training.figures import learning_curves
 from mrconv.training.module import Training, build_model, cross_entropy
 from mrconv.training.scores import SCORES, RunningScore
 
-from .miniature import data, listops
+from .miniature import data, listops, stopping_trainer
 
 SENTENCE = "the cat sat on the mat; the dog did not. "
 
@@ -30,7 +28,7 @@ def text(tmp_path_factory):
 
 
 def language(text, **changes):
-    """Return a run on a text that repeats itself."""
+    """Return an experiment on a repeated sentence."""
     options = {"length": 32, "passes": 2} | changes.pop("task_options", {})
     model = {"block_norm": "layer", "prenorm": True, "kernel_size": 8, "d_model": 16, "batch_size": 8, "lr": 0.02}
     where = {"data": str(text), "data_dir": str(text.parent / "data"), "task": "characters", "accelerator": "cpu"}
@@ -44,7 +42,7 @@ def trained(text):
     return folder, loop.train(language(text), folder, quiet=True)
 
 
-def test_it_learns_and_scores_in_bits(trained, text):
+def test_training_and_evaluation_in_bits(trained, text):
     folder, result = trained
     assert result["metric"] == "bits"
     assert result["watched"] == "val/bits"
@@ -56,13 +54,13 @@ def test_it_learns_and_scores_in_bits(trained, text):
     assert merge(folder)[1] < 1e-4
 
 
-def test_another_alphabet_is_refused(trained, tmp_path):
+def test_another_alphabet_raises(trained, tmp_path):
     (tmp_path / "dogs.txt").write_text("THE DOG SAT ON THE LOG. " * 60)
-    with pytest.raises(ValueError, match=r"the data has 13 symbols, other ones than the \d+ that the model in"):
+    with pytest.raises(ValueError, match=r"vocabulary of the data, 13 symbols, differs from that of the model in"):
         evaluate(trained[0], [f"data={tmp_path / 'dogs.txt'}"], device="cpu")
 
 
-def test_the_epoch_of_the_fewest_bits_is_kept(trained):
+def test_the_epoch_of_the_fewest_bits_is_the_best(trained):
     folder, result = trained
     history = torch.load(folder / "last.ckpt", weights_only=True)["mrconv"]["history"]
     bits = [row["val/bits"] for row in history]
@@ -81,7 +79,7 @@ def test_lower_bits_and_higher_accuracy_are_better():
         assert not score.better(math.nan, math.nan)
 
 
-def test_ignored_positions_count_for_nothing():
+def test_ignored_positions_do_not_count():
     logits, y = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
     y[1, 2:] = IGNORED
     kept = y != IGNORED
@@ -90,14 +88,14 @@ def test_ignored_positions_count_for_nothing():
     scores = RunningScore(SCORES["bits"])
     scores.update(logits, y, cross_entropy(logits, y))
     scores.update(logits[:1], y[:1], cross_entropy(logits[:1], y[:1]))
-    again = torch.cat([logits[kept], logits[0]]), torch.cat([y[kept], y[0]])
-    both = torch.nn.functional.cross_entropy(*again).item()
+    joined = torch.cat([logits[kept], logits[0]]), torch.cat([y[kept], y[0]])
+    both = torch.nn.functional.cross_entropy(*joined).item()
     assert {k: v.item() for k, v in scores.compute_and_reset().items()} == pytest.approx(
         {"loss": both, "bits": both / math.log(2)}
     )
 
 
-def test_a_text_has_a_language_model():
+def test_a_text_task_builds_a_language_model():
     tiny = data("characters")
     model = build_model(listops(), tiny)
     assert isinstance(model, LanguageModel)
@@ -108,25 +106,17 @@ def test_a_text_has_a_language_model():
     assert training.scores["val"].compute_and_reset() == {}
 
 
-class Stop(Callback):
-    """Asks to stop as a scheduler does, after some step."""
-
-    def on_train_batch_end(self, trainer, module, *_):
-        if trainer.global_step == 20:
-            raise SIGTERMException
-
-
 @pytest.mark.parametrize("loader", ["resident", "workers"])
-def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, text, tmp_path, monkeypatch, loader):
-    plain, experiment = loop.make_trainer, language(text, loader=loader)
-    monkeypatch.setattr(loop, "make_trainer", lambda e, f, callbacks: plain(e, f, [*callbacks, Stop()]))
+def test_a_stopped_run_resumes_bit_for_bit(trained, text, tmp_path, monkeypatch, loader):
+    make_trainer, experiment = loop.make_trainer, language(text, loader=loader)
+    monkeypatch.setattr(loop, "make_trainer", stopping_trainer(20))
     with pytest.raises(SystemExit):
         loop.train(experiment, tmp_path / "run", quiet=True)
-    monkeypatch.setattr(loop, "make_trainer", plain)
+    monkeypatch.setattr(loop, "make_trainer", make_trainer)
     assert loop.train(experiment, tmp_path / "run", quiet=True)["bits"] == trained[1]["bits"]
 
 
-def test_results_and_figures_tell_the_unit(trained, capsys):
+def test_results_and_figures_name_the_unit(trained, capsys):
     folder, result = trained
     (line,) = report.lines(result_files.collect([folder]))
     assert line["test"] == f"{result['bits']['test']:.3f} bits"
@@ -138,45 +128,45 @@ def test_results_and_figures_tell_the_unit(trained, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        ({"metric": "beauty"}, "'metric' cannot be \"beauty\""),
+        ({"metric": "beauty"}, "'metric' must be one of accuracy, bits; got \"beauty\""),
         ({"bits": {"test": -1.0}}, "'bits' of test must be 0 or more"),
         ({"bits": None}, "'bits' cannot be null"),
     ],
 )
-def test_results_that_cannot_be_are_named(trained, tmp_path, change, says):
+def test_invalid_results_are_reported(trained, tmp_path, change, message):
     (tmp_path / "result.json").write_text(json.dumps(trained[1] | change))
     with pytest.raises(ValueError, match=r"result\.json") as error:
         result_files.collect([tmp_path])
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("branches", [[], ["--branches"]])
-def test_generate_writes_what_the_parallel_form_would(trained, capsys, branches):
+def test_generate_matches_the_parallel_form(trained, capsys, branches):
     folder, _ = trained
-    asked = ["generate", str(folder), "--prompt", "the cat", "--tokens", "60", "--temperature", "0", *branches]
-    assert main(asked) == 0
-    written = capsys.readouterr().out
+    command = ["generate", str(folder), "--prompt", "the cat", "--tokens", "60", "--temperature", "0", *branches]
+    assert main(command) == 0
+    output = capsys.readouterr().out
     vocabulary = json.loads((folder / "model" / "inputs.json").read_text())["vocabulary"]
     model = LanguageModel.from_pretrained(folder / "model")
     tokens = torch.tensor([[vocabulary.index(c) for c in "the cat"]])
     with torch.no_grad():
         for _ in range(60):
             tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
-    assert written == "".join(vocabulary[i] for i in tokens[0]) + "\n"
+    assert output == "".join(vocabulary[i] for i in tokens[0]) + "\n"
 
 
-def test_generate_draws_by_its_seed_and_stops(trained, capsys):
+def test_generate_depends_on_its_seed_and_stops(trained, capsys):
     folder, _ = trained
 
-    def written(*options):
+    def generated(*options):
         assert main(["generate", str(folder), "--prompt", "the", "--tokens", "40", *options]) == 0
         return capsys.readouterr().out
 
-    assert written("--seed", "1") == written("--seed", "1") != written("--seed", "2")
-    assert written("--top-k", "1") == written("--temperature", "0") == written("--top-p", "0.001")
-    stopped = written("--seed", "3", "--stop", " ")[3:-1]
+    assert generated("--seed", "1") == generated("--seed", "1") != generated("--seed", "2")
+    assert generated("--top-k", "1") == generated("--temperature", "0") == generated("--top-p", "0.001")
+    stopped = generated("--seed", "3", "--stop", " ")[3:-1]
     assert stopped.count(" ") == 1
     assert stopped.endswith(" ")
     copy = folder.parent / "elsewhere"
@@ -197,7 +187,7 @@ def test_generate_draws_by_its_seed_and_stops(trained, capsys):
         (["--tokens", "0"], "argument --tokens: must be a positive integer"),
     ],
 )
-def test_mistakes_are_told_in_one_line(trained, capsys, options, message):
+def test_errors_are_reported_in_one_line(trained, capsys, options, message):
     with pytest.raises(SystemExit) as stop:
         main(["generate", str(trained[0]), "--prompt", "the", *options])
     assert stop.value.code == 2
@@ -207,13 +197,13 @@ def test_mistakes_are_told_in_one_line(trained, capsys, options, message):
     assert not out
 
 
-def test_models_that_write_no_text_are_named(trained, tmp_path, capsys):
+def test_models_that_cannot_generate_are_reported(trained, tmp_path, capsys):
     build_model(listops(), data("listops")).save_pretrained(tmp_path / "classifier")
-    LanguageModel(vocab_size=5, d_model=4, depth=1, l_max=8).save_pretrained(tmp_path / "mute")
-    (tmp_path / "mute" / "inputs.json").write_text('{"kind": "text", "length": 8, "vocabulary": ["a"]}')
+    LanguageModel(vocab_size=5, d_model=4, depth=1, l_max=8).save_pretrained(tmp_path / "undescribed")
+    (tmp_path / "undescribed" / "inputs.json").write_text('{"kind": "text", "length": 8, "vocabulary": ["a"]}')
     for folder, message in (
         ("classifier", "classifier holds a SequenceClassifier"),
-        ("mute", "inputs.json describes another model, with 1 symbols and 0 classes; this model has 5 symbols"),
+        ("undescribed", "inputs.json describes another model, with 1 symbols and 0 classes; this model has 5 symbols"),
         ("nowhere", "nowhere contains no model"),
     ):
         with pytest.raises(SystemExit):

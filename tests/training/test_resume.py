@@ -15,16 +15,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from mrconv.hub import read_json
-from mrconv.training import checkpoints, loop, rundir, trainer
+from mrconv.training import checkpoints, loop, rundir
 from mrconv.training.checkpoints import AtomicIO, latest_valid_checkpoint
 from mrconv.training.module import NonFiniteError, Training
 from mrconv.training.scores import SCORES
 
-from .miniature import listops
+from .miniature import listops, stopping_trainer
 
 
 def start_process(folder, epochs=3):
@@ -34,23 +32,6 @@ def start_process(folder, epochs=3):
 
 def weights(folder):
     return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
-
-
-class Stop(Callback):
-    """Stops a run after a step, as SIGTERM does."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, module, *_):
-        if trainer.global_step == self.step:
-            raise SIGTERMException
-
-
-def stopping_trainer(step):
-    """Return a replacement of loop.make_trainer whose runs stop after a step."""
-    make_trainer = trainer.make_trainer
-    return lambda e, f, callbacks: make_trainer(e, f, [*callbacks, Stop(step)])
 
 
 @pytest.fixture(scope="module")

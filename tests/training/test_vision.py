@@ -1,4 +1,4 @@
-"""Training on pictures: what is done to them, the ready experiments, an epoch on generated files."""
+"""Training on images: augmentation, presets, and an epoch on generated files."""
 
 import random
 
@@ -28,13 +28,13 @@ KEYS += ["drop_path", "layer_scale", "dropout", "lr", "kernel_lr", "weight_decay
 KEYS += ["warmup_epochs", "clip", "ema", "label_smoothing", "randaugment", "crop", "flip", "erasing", "mixup", "cutmix"]
 
 
-def pictures(rows=16, size=32):
-    """Return data of which one class is bright on the left."""
-    draw = np.random.default_rng(0)
+def images(examples=16, size=32):
+    """Return data with one class that is bright on the left."""
+    generator = np.random.default_rng(0)
     splits = {}
     for name in ("train", "val", "test"):
-        y = np.arange(rows) % 2
-        x = draw.integers(0, 128, (rows, size, size, 3)).astype(np.uint8)
+        y = np.arange(examples) % 2
+        x = generator.integers(0, 128, (examples, size, size, 3)).astype(np.uint8)
         x[:, :, : size // 2] += (100 * y[:, None, None, None]).astype(np.uint8)
         splits[name] = Split(name, x, y)
     facts = {"size": size}
@@ -55,16 +55,16 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
     assert set(KEYS) <= set(values)
     experiment = compose([f"experiment={preset.name}"])
     assert {key: getattr(experiment, key) for key in values} == values
-    tiny = pictures()
+    tiny = images()
     monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
-    result = loop.train(small(experiment, randaugment=0.0), tmp_path / "run", quiet=True)  # not on arrays
+    result = loop.train(small(experiment, randaugment=0.0), tmp_path / "run", quiet=True)  # it needs files
     assert result["accuracy"] == result["merged_accuracy"]
     assert evaluate(tmp_path / "run", device="cpu") == result["accuracy"]
     assert merge(tmp_path / "run")[1] < 1e-4
 
 
-def test_the_papers_models_are_all_there():
+def test_presets_of_the_papers_models_have_their_parameter_counts():
     for size, count in (("tiny", 30_365_224), ("small", 53_485_864), ("base", 92_941_032)):
         experiment = compose([f"experiment=imagenet-{size}-fourier"])
         data = Prepared("imagenet", "image", tuple(map(str, range(1000))), 224**2, {}, channels=3, facts={"size": 224})
@@ -74,47 +74,47 @@ def test_the_papers_models_are_all_there():
         assert paper.published(f"imagenet-{size}").accuracy > 82
 
 
-def test_both_models_on_cifar_are_of_one_size_and_one_recipe():
+def test_both_cifar_models_have_the_same_size_and_recipe():
     ours, other = (compose([f"experiment=cifar-{name}"]) for name in ("mrconvnext", "convnext"))
-    apart = {key for key, value in vars(ours).items() if vars(other)[key] != value}
-    assert apart == {"name", "mixer", "kernel_sizes"}
-    sizes = [sum(p.numel() for p in build_model(each, pictures()).parameters()) for each in (ours, other)]
+    different = {key for key, value in vars(ours).items() if vars(other)[key] != value}
+    assert different == {"name", "mixer", "kernel_sizes"}
+    sizes = [sum(p.numel() for p in build_model(each, images()).parameters()) for each in (ours, other)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
 
-def test_loaders_give_pictures_with_their_channels_first():
-    data = pictures()
+def test_loaders_return_images_with_channels_first():
+    data = images()
     expected = torch.from_numpy(data.splits["val"].x[:4]).permute(0, 3, 1, 2) / 128 - 0.5
     for loader in (data_loader(data, "val", 4), ResidentLoader(data, "val", 4, device="cpu")):
         assert torch.equal(next(iter(loader)).x, expected)
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_same_draws(tmp_path, monkeypatch):
-    tiny = pictures()
+def test_a_stopped_run_resumes_with_the_same_random_numbers(tmp_path, monkeypatch):
+    tiny = images()
     monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     recipe = {"crop": 4, "flip": True, "erasing": 0.5, "mixup": 0.8, "cutmix": 1.0, "drop_path": 0.3, "limit_train": 0}
     experiment = small(compose(["experiment=cifar-mrconvnext"]), **recipe, epochs=2)
-    whole = loop.train(experiment, tmp_path / "whole", quiet=True)
+    uninterrupted = loop.train(experiment, tmp_path / "uninterrupted", quiet=True)
 
-    stop = loop.Checkpoints.on_validation_end
+    on_validation_end = loop.Checkpoints.on_validation_end
 
-    def stopping(self, trainer, module):
-        stop(self, trainer, module)
+    def stop(self, trainer, module):
+        on_validation_end(self, trainer, module)
         if trainer.current_epoch == 0:
             raise KeyError("stop")
 
-    monkeypatch.setattr(loop.Checkpoints, "on_validation_end", stopping)
-    with pytest.raises(KeyError, match="stop"):
-        loop.train(experiment, tmp_path / "parts", quiet=True)
     monkeypatch.setattr(loop.Checkpoints, "on_validation_end", stop)
-    parts = loop.train(experiment, tmp_path / "parts", quiet=True)
-    assert parts["accuracy"] == whole["accuracy"]
-    a, b = (MRConvNeXt.from_pretrained(tmp_path / name / "model").state_dict() for name in ("whole", "parts"))
+    with pytest.raises(KeyError, match="stop"):
+        loop.train(experiment, tmp_path / "resumed", quiet=True)
+    monkeypatch.setattr(loop.Checkpoints, "on_validation_end", on_validation_end)
+    resumed = loop.train(experiment, tmp_path / "resumed", quiet=True)
+    assert resumed["accuracy"] == uninterrupted["accuracy"]
+    a, b = (MRConvNeXt.from_pretrained(tmp_path / name / "model").state_dict() for name in ("uninterrupted", "resumed"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def files(folder):
-    """Write pictures of two colours, a folder for each."""
+def write_files(folder):
+    """Write images of two colours, a folder for each."""
     for split in ("train", "val"):
         for name, colour in (("a", "red"), ("b", "blue")):
             (folder / "imagenet" / split / name).mkdir(parents=True)
@@ -123,7 +123,7 @@ def files(folder):
 
 
 def test_one_epoch_on_generated_files(tmp_path):
-    files(tmp_path)
+    write_files(tmp_path)
     experiment = small(compose(["experiment=imagenet-tiny"]), limit_train=0)
     experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
     result = loop.train(experiment, tmp_path / "run", quiet=True)
@@ -132,8 +132,8 @@ def test_one_epoch_on_generated_files(tmp_path):
     assert (tmp_path / "run" / "figures" / "maps.png").stat().st_size > 1000
 
 
-def test_a_run_is_scored_at_another_size(tmp_path):
-    files(tmp_path)
+def test_a_run_is_evaluated_at_another_image_size(tmp_path):
+    write_files(tmp_path)
     experiment = small(compose(["experiment=imagenet-tiny-fourier"]), limit_train=0)
     experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
     loop.train(experiment, tmp_path / "run", quiet=True)
@@ -145,50 +145,49 @@ def test_a_run_is_scored_at_another_size(tmp_path):
         merge(tmp_path / "run", 0.5)
 
 
-def test_pictures_need_stages():
+def test_images_need_stages():
     with pytest.raises(ValueError, match="cifar is a task of images: set depths, dims and kernel_sizes"):
-        build_model(Experiment(task="cifar"), pictures())
+        build_model(Experiment(task="cifar"), images())
 
 
-def test_crops_are_shifts_with_zeros_coming_in():
+def test_crops_are_shifts_with_zero_padding():
     x = torch.arange(1.0, 65).reshape(1, 1, 8, 8).expand(500, 1, 8, 8)
-    found = augment.crop_and_flip(x, 2, flip=False)
-    whole = F.pad(x[0, 0], (2,) * 4)
-    every = {tuple(whole[i : i + 8, j : j + 8].flatten().tolist()) for i in range(5) for j in range(5)}
-    assert {tuple(each.flatten().tolist()) for each in found} == every
+    crops = augment.crop_and_flip(x, 2, flip=False)
+    padded = F.pad(x[0, 0], (2,) * 4)
+    every = {tuple(padded[i : i + 8, j : j + 8].flatten().tolist()) for i in range(5) for j in range(5)}
+    assert {tuple(each.flatten().tolist()) for each in crops} == every
     flipped = augment.crop_and_flip(x, 0, flip=True)
     mirrored = (flipped == x.flip(3)).all((1, 2, 3))
     assert torch.equal(flipped[~mirrored], x[~mirrored])
     assert 0.4 < mirrored.float().mean() < 0.6
 
 
-def test_erased_rectangles_are_noise_of_the_right_area():
+def test_erased_rectangles_have_the_right_area():
     x = torch.zeros(2000, 2, 30, 40)
-    found = (augment.erase(x, 0.25) != 0).any(1)
-    area = found.float().mean((1, 2))
+    erased = (augment.erase(x, 0.25) != 0).any(1)
+    area = erased.float().mean((1, 2))
     assert (area > 0).float().mean().item() == pytest.approx(0.25, abs=0.05)
-    some = area[area > 0]
-    assert some.min() > 0.01
-    assert some.max() < 0.36
-    for mask in found[area > 0][:20]:
+    assert area[area > 0].min() > 0.01
+    assert area.max() < 0.36
+    for mask in erased[area > 0][:20]:
         rows, columns = mask.any(1), mask.any(0)
         assert torch.equal(mask, rows[:, None] & columns)
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
-def test_labels_are_shares_of_what_is_in_the_picture(mixup, cutmix):
+def test_labels_of_mixed_images_are_the_fractions_of_their_classes(mixup, cutmix):
     y = torch.tensor([0, 1, 2, 0])
     x = y[:, None, None, None].expand(4, 1, 16, 16) == torch.arange(3)[:, None, None]  # plane k is 1 for class k
     kinds = set()
     for _ in range(20):
-        mixed, shares = augment.mix(x.float(), y, 3, mixup, cutmix)
-        assert shares.sum(1) == pytest.approx(torch.ones(4))
-        assert relative(mixed.mean((2, 3)), shares) < 1e-5
+        mixed, labels = augment.mix(x.float(), y, 3, mixup, cutmix)
+        assert labels.sum(1) == pytest.approx(torch.ones(4))
+        assert relative(mixed.mean((2, 3)), labels) < 1e-5
         kinds.add(mixed.unique().numel() <= 2)
     assert kinds == {False, True} if mixup and cutmix else kinds <= {bool(cutmix), True}
 
 
-def test_nothing_is_changed_unless_asked_for():
+def test_the_default_experiment_does_not_augment():
     batch = Batch(torch.randn(4, 3, 8, 8), torch.arange(4))
     same = augment.augment(batch, Experiment(), 4)
     assert same.x is batch.x
@@ -196,7 +195,7 @@ def test_nothing_is_changed_unless_asked_for():
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_change_a_picture_and_nothing_else(name):
+def test_operations_change_an_image_but_not_its_size(name):
     image = Image.fromarray(np.random.default_rng(0).integers(20, 200, (24, 32, 3), np.uint8))
     changed = apply(name, image, 0.9, random.Random(1))
     assert changed.size == image.size
@@ -207,9 +206,9 @@ def test_operations_change_a_picture_and_nothing_else(name):
     apply(name, image, 0.0, random.Random(2))
 
 
-def test_randaugment_draws_from_what_it_is_given():
+def test_randaugment_uses_the_given_generator():
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8))
-    found = [np.asarray(rand_augment(image, random.Random(seed))) for seed in range(30)]
-    assert np.array_equal(found[3], np.asarray(rand_augment(image, random.Random(3))))
-    untouched = [np.array_equal(each, np.asarray(image)) for each in found]
-    assert 0 < sum(untouched) < 20
+    augmented = [np.asarray(rand_augment(image, random.Random(seed))) for seed in range(30)]
+    assert np.array_equal(augmented[3], np.asarray(rand_augment(image, random.Random(3))))
+    unchanged = [np.array_equal(each, np.asarray(image)) for each in augmented]
+    assert 0 < sum(unchanged) < 20

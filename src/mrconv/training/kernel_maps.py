@@ -1,4 +1,4 @@
-"""Figure of a vision model's merged kernels, as images of shifts; needs matplotlib."""
+"""Figure of the merged kernels of an image model as maps over shifts; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from torch import nn
 from mrconv import MRConv, MRConvNeXt
 from mrconv.vision.flattening import FlattenedMixer, lags_to_shifts
 
-CHANNELS = 8  # drawn of each stage
+CHANNELS = 8  # plotted per stage
 
 
 def kernel_maps(model: nn.Module, out: Path) -> None:
-    """Draw kernels of each stage's last block: rows and columns that a picture is shifted by, the skip D left out.
+    """Plot kernels of each stage's last block over row and column shifts, without the skip D.
 
-    Channels are evenly chosen among those of the block, in order of their kernels' energy; each has its own scale.
+    The channels are evenly spaced in the order of their kernels' energy. Each map has its own colour scale.
     """
-    rows = [mixer for mixer in _last_mixers(model) if isinstance(mixer.layer, MRConv)]
-    if not rows:
-        raise ValueError(f"a {type(model).__name__} without stages of MRConv layers has no maps to draw")
-    figure = Figure(figsize=(1.05 * CHANNELS + 0.6, 2.05 * len(rows) + 0.6), layout="constrained")
-    grid = figure.subplots(len(rows), CHANNELS, squeeze=False)
-    for i, (line, mixer) in enumerate(zip(grid, rows, strict=True)):
+    mixers = [mixer for mixer in _last_mixers(model) if isinstance(mixer.layer, MRConv)]
+    if not mixers:
+        raise ValueError(f"the {type(model).__name__} has no stages of MRConv layers to plot")
+    figure = Figure(figsize=(1.05 * CHANNELS + 0.6, 2.05 * len(mixers) + 0.6), layout="constrained")
+    grid = figure.subplots(len(mixers), CHANNELS, squeeze=False)
+    for i, (line, mixer) in enumerate(zip(grid, mixers, strict=True)):
         images = shift_images(mixer)
         order = images.square().sum((1, 2)).argsort(descending=True)
         chosen = order[torch.linspace(0, len(order) - 1, min(CHANNELS, len(order))).round().long()]
         H, W = mixer.grid
         for axes, channel in zip(line, chosen.tolist(), strict=False):
             image = images[channel].numpy()
-            most = float(np.abs(image).max()) or 1.0
+            largest = float(np.abs(image).max()) or 1.0
             extent = (-(W // 2) - 0.5, W - W // 2 - 0.5, H + 0.5, -H - 0.5)
-            axes.imshow(image, cmap="RdBu_r", vmin=-most, vmax=most, extent=extent, interpolation="nearest")
+            axes.imshow(image, cmap="RdBu_r", vmin=-largest, vmax=largest, extent=extent, interpolation="nearest")
             axes.set_title(f"{channel}", fontsize=7, pad=2)
         for axes in line:
             axes.set_visible(axes.has_data())
@@ -45,13 +45,13 @@ def kernel_maps(model: nn.Module, out: Path) -> None:
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(3, integer=True))
         line[0].set_ylabel(f"stage {i + 1}, {H} x {W}\nshift, rows", fontsize=8)
-    figure.supxlabel("shift, columns (positive: what lies to the left, above); above each: the channel", fontsize=8)
+    figure.supxlabel("shift, columns (positive: pixels to the left or above); title: channel", fontsize=8)
     figure.savefig(out, dpi=150)
 
 
 @torch.no_grad()
 def shift_images(mixer: FlattenedMixer) -> torch.Tensor:
-    """Return a mixer's merged kernels (C, 2 H + 1, W) by shift, without the skip D (a merged layer's has it)."""
+    """Return a mixer's merged kernels (C, 2 H + 1, W) by shift; only those of a merged layer include the skip D."""
     layer: Any = mixer.layer
     past, future = layer.k_rep()[0].detach().double().cpu()
     return lags_to_shifts(torch.cat([future.flip(1), past], 1), mixer.grid)
@@ -60,5 +60,5 @@ def shift_images(mixer: FlattenedMixer) -> torch.Tensor:
 def _last_mixers(model: nn.Module) -> list[FlattenedMixer]:
     if not isinstance(model, MRConvNeXt):
         return []
-    found = [stage.blocks[-1].mixer for stage in model.stages]  # type: ignore[union-attr, index]
-    return [mixer for mixer in found if isinstance(mixer, FlattenedMixer)]
+    mixers = [stage.blocks[-1].mixer for stage in model.stages]  # type: ignore[union-attr, index]
+    return [mixer for mixer in mixers if isinstance(mixer, FlattenedMixer)]
