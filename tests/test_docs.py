@@ -131,7 +131,7 @@ def test_times_of_steps_on_the_page_are_those_recorded():
 def test_accuracies_on_the_page_are_those_of_the_papers_tables():
     from mrconv.training.report import baseline_table
 
-    page = (ROOT / "docs/peers.md").read_text().splitlines()
+    page = (ROOT / "docs/baselines.md").read_text().splitlines()
     assert all(line in page for line in baseline_table([]).splitlines())
 
 
