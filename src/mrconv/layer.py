@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.types import Device
 
 from . import ops
 from ._utils.checks import (
@@ -210,30 +209,6 @@ class MRConv(Mixer, CachedIntegerBuffers):
         y = y.transpose(1, 2)
         return F.gelu(y) if gelu else y
 
-    def initial_state(
-        self, batch: int, *, rate: float | None = None, device: Device = None, dtype: torch.dtype | None = None
-    ) -> LayerState:
-        """Return the state of `batch` sequences before their first input; device and dtype default to the layer's."""
-        self.check_streamable()
-        check_positive_int(batch=batch)
-        rate, parameter = self._resolve_rate(rate), next(self.parameters())
-        streamer = cached(self, rate, MRConv._streamer, refresh=True)  # `.data` writes bypass version counters
-        return streamer.initial_state(self.d_model, batch, rate, device or parameter.device, dtype or parameter.dtype)
-
-    @torch.no_grad()
-    def stream(self, u: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
-        """Process the next positions u (B, T, d_model); return their outputs, equal to `forward`'s, and the state.
-
-        The state is updated in place. No gradients are computed, and autocast does not change the dtype. The layer must
-        be causal, and in eval mode if it has BatchNorms.
-        """
-        self.check_streamable()
-        check_input(u, self.d_model)
-        streamer = cached(self, self._resolve_rate(state.rate), MRConv._streamer)
-        streamer.check_state(state, u)
-        with torch.autocast(u.device.type, enabled=False):
-            return streamer.stream(u, state, lambda x: self.convolve(x, None, state.rate)), state
-
     def check_streamable(self) -> None:
         """Raise if an output depends on later inputs: in bidirectional layers, and in batch statistics."""
         if self.bidirectional:
@@ -241,12 +216,27 @@ class MRConv(Mixer, CachedIntegerBuffers):
         if self.uses_batch_statistics:
             raise ValueError("norm='batch' in training mode needs whole sequences: call .eval() to stream")
 
-    def _streamer(self, rate: float) -> ConvolutionStreamer:
+    def zero_state(self, batch: int, rate: float) -> LayerState:
+        """Return the state before the first input; its inputs have the layer's dtype."""
+        parameter = next(self.parameters())
+        return self._streamer(rate).initial_state(self.d_model, batch, rate, parameter.device, parameter.dtype)
+
+    def constants(self, rate: float) -> ConvolutionStreamer:
+        """Return the algorithms that stream the layer at this rate."""
         kernel = None if self.merged else sliding_kernel(self.directions[0], rate)
         if kernel is None:
             values, lags, bias = self.merged_kernel(rate)
             kernel = StreamedKernel(bias, Taps(values, lags))
         return ConvolutionStreamer(kernel, self.D, self.heads, self.groups)
+
+    def stream_chunk(self, u: Tensor, state: LayerState) -> Tensor:
+        """Return the outputs (B, T, heads * d_model) of the next positions u (B, T, d_model); update the state."""
+        streamer = self._streamer(self._resolve_rate(state.rate))
+        streamer.check_state(state, self.d_model)
+        return streamer.stream(u, state, lambda x: self.convolve(x, None, state.rate))
+
+    def _streamer(self, rate: float) -> ConvolutionStreamer:
+        return cached(self, rate, type(self).constants)
 
     def to_ssm(
         self, form: str = "sliding", *, states: int | None = None, rate: float | None = None

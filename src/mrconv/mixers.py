@@ -16,7 +16,7 @@ from ._utils.checks import check_input, check_lengths, check_positive_int, valid
 from ._utils.registry import Registry
 from ._utils.suggest import closest
 from .streaming.parameter_cache import cached
-from .streaming.state import MixerState
+from .streaming.state import LayerState, MixerState
 from .streaming.streaming_module import StreamingModule
 
 M = TypeVar("M", bound=nn.Module)
@@ -27,8 +27,7 @@ class Mixer(StreamingModule, nn.Module):
     """A layer that maps sequences (B, L, d_model) to (B, L, heads * d_model), mixing over L.
 
     A subclass implements `mix`, or `transform` if it needs the lengths. A mixer that can stream also implements
-    `zero_state` and either `stream_chunk` or `advance`. `MRConv`, whose state has another form, overrides `forward`,
-    `initial_state` and `stream` instead.
+    `zero_state` and either `stream_chunk` or `advance`.
     """
 
     continuous: bool = False
@@ -94,15 +93,22 @@ class Mixer(StreamingModule, nn.Module):
     def initial_state(
         self, batch: int, *, rate: float | None = None, device: Device = None, dtype: torch.dtype | None = None
     ) -> Any:
-        """Return the state of `batch` sequences before their first input, in the dtypes the mixer computes in."""
+        """Return the state of `batch` sequences before their first input.
+
+        Args:
+            batch: number of sequences.
+            rate: sampling rate of the input relative to training; None means the mixer's.
+            device: device of the state; None means that of the parameters.
+            dtype: dtype of the inputs in the state, for `MRConv` only; None means that of the parameters.
+        """
         self.check_streamable()
         check_positive_int(batch=batch)
-        if dtype is not None:
-            raise ValueError(f"dtype={dtype}: the state of {type(self).__name__} has the dtypes that it computes in")
         rate = self._resolve_rate(rate)
+        cached(self, rate, type(self).constants, refresh=True)  # `.data` writes bypass version counters
         with torch.inference_mode(False), torch.no_grad():
             state = self.zero_state(batch, rate)
-        cached(self, rate, type(self).constants, refresh=True)
+        if dtype is not None:
+            state = state.with_input_dtype(dtype)
         return state if device is None else state.to(device)
 
     @torch.no_grad()
@@ -117,14 +123,14 @@ class Mixer(StreamingModule, nn.Module):
         with nullcontext() if self.projects else torch.autocast(u.device.type, enabled=False):
             return self.stream_chunk(u, state).to(u.dtype), state
 
-    def zero_state(self, batch: int, rate: float) -> MixerState:
+    def zero_state(self, batch: int, rate: float) -> LayerState | MixerState:
         """Return the state before the first input, with zeros in all its tensors."""
-        raise ValueError(f"{type(self).__name__} is no recurrence: it has no state and cannot stream")
+        raise ValueError(f"{type(self).__name__} has no recurrent state and cannot stream")
 
     def constants(self, rate: float) -> Any:
         """Return the values that all steps at a rate share."""
 
-    def stream_chunk(self, u: Tensor, state: MixerState) -> Tensor:
+    def stream_chunk(self, u: Tensor, state: Any) -> Tensor:
         """Process u (B, T, d_model) position by position, updating the state."""
         constants, memory, outputs = cached(self, state.rate, type(self).constants), state.memory, []
         for x in u.unbind(1):

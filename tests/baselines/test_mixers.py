@@ -140,7 +140,7 @@ def test_wrong_inputs_are_rejected(name):
     with pytest.raises(ValueError, match="lengths"):
         mixer(torch.randn(2, 9, 3, **DOUBLE), lengths=torch.tensor([3, 10]))
     if not hasattr(type(mixer), "diagonal") and name != "s5":
-        with pytest.raises(ValueError, match="no recurrence"):
+        with pytest.raises(ValueError, match="no recurrent state"):
             mixer.initial_state(2)
 
 

@@ -128,12 +128,12 @@ def test_a_classifier_with_another_mixer_predicts_from_the_sequence_so_far():
 
 def test_mixers_and_states_that_cannot_stream_are_rejected():
     for name in set(mixer_names()) - set(MIXERS):
-        with pytest.raises(ValueError, match="is no recurrence: it has no state and cannot stream"):
+        with pytest.raises(ValueError, match="has no recurrent state and cannot stream"):
             MRConvBlock(4, 40, mixer=name).eval().initial_state(1)
     for name in set(MIXERS) - {"mamba"}:
         with pytest.raises(ValueError, match="bidirectional=True"):
             MRConvBlock(4, 40, mixer=name, bidirectional=True).eval().initial_state(1)
-    with pytest.raises(ValueError, match="has the dtypes that it computes in"):
+    with pytest.raises(ValueError, match="has the dtypes that its mixer computes in"):
         build("attention").initial_state(1, dtype=torch.float32)
     for variant in ("s4d", "attention", "mrhyena"):
         with pytest.raises(ValueError, match="the state holds 1 sequences on cpu; got an input of 3 on cpu"):

@@ -62,6 +62,10 @@ class State:
                 f"the state holds {x.shape[0]} sequences on {x.device}; got an input of {u.shape[0]} on {u.device}"
             )
 
+    def with_input_dtype(self, dtype: torch.dtype) -> Self:
+        """Return the state with its inputs in another dtype; only the state of `MRConv` has inputs."""
+        raise ValueError(f"dtype={dtype}: a {type(self).__name__} has the dtypes that its mixer computes in")
+
     @property
     def nbytes(self) -> int:
         """Memory of the tensors in bytes."""
@@ -147,6 +151,11 @@ class LayerState(State):
     inputs: Tensor
     modes: Tensor | None = None
     future: Tensor | None = None
+
+    def with_input_dtype(self, dtype: torch.dtype) -> LayerState:
+        """Return the state with its inputs in another dtype."""
+        with torch.inference_mode(False):
+            return dataclasses.replace(self, inputs=self.inputs.to(dtype))
 
 
 @dataclass

@@ -67,14 +67,13 @@ class ConvolutionStreamer:
             }
         return LayerState(0, rate, **tensors)
 
-    def check_state(self, state: LayerState, u: Tensor) -> None:
-        """Reject the state of another layer, batch size or device."""
+    def check_state(self, state: LayerState, d_model: int) -> None:
+        """Reject the state of another layer."""
         tensors = {name: x for name in ("inputs", "modes", "future") if (x := getattr(state, name)) is not None}
-        if {name: tuple(x.shape[1:]) for name, x in tensors.items()} != self.shapes(u.shape[2]):
+        if {name: tuple(x.shape[1:]) for name, x in tensors.items()} != self.shapes(d_model):
             raise ValueError(
                 "the state belongs to another layer, or to this one before merging: create one with initial_state()"
             )
-        state.check_batch(u)
 
     def stream(self, u: Tensor, state: LayerState, parallel: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the outputs (B, T, heads * d_model) of the next inputs u (B, T, d_model); update the state in place.

@@ -45,6 +45,5 @@ class StreamingModule:
         """Process a prompt x (batch, T, ...) from the initial state; return its outputs and the state after it."""
         state = self.initial_state(x.shape[0], rate=rate)
         if isinstance(state, LayerState):  # keep the inputs in their own dtype if it is more precise than the layer's
-            with torch.inference_mode(False):
-                state.inputs = state.inputs.to(torch.promote_types(state.inputs.dtype, x.dtype))
+            state = state.with_input_dtype(torch.promote_types(state.inputs.dtype, x.dtype))
         return self.stream(x, state)
