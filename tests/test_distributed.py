@@ -1,4 +1,4 @@
-"""Statistics synchronised over processes == one process on the joined batch."""
+"""Statistics synchronised over processes == one process on the concatenated batch."""
 
 import copy
 import os
@@ -45,20 +45,20 @@ def worker(rank, path, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     u, lengths = data()
-    mine = slice(0, SPLIT) if rank == 0 else slice(SPLIT, None)
+    local = slice(0, SPLIT) if rank == 0 else slice(SPLIT, None)
     out = {}
     for name, module in (("fourier", make("fourier")), ("dilated", make("dilated")), ("model", make_model())):
-        y, grads, buffers = run(module, u[mine], lengths[mine])
+        y, grads, buffers = run(module, u[local], lengths[local])
         for g in grads:
             dist.all_reduce(g)
         out[name] = (y, grads, buffers)
     torch.save(out, results / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # torch's native threads now and then abort in their destructors at exit, after all is done
+    os._exit(0)  # at exit, torch's native threads sometimes abort in their destructors
 
 
-def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
+def test_two_processes_equal_one_on_the_concatenated_batch(tmp_path):
     mp.spawn(worker, (tmp_path / "rendezvous", tmp_path), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     u, lengths = data()
@@ -73,7 +73,7 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
             assert torch.allclose(a.double(), expected.double(), rtol=1e-9)
 
 
-def test_without_processes_the_option_changes_nothing():
+def test_without_other_processes_the_option_has_no_effect():
     u, lengths = data()
     synced, plain = make("fourier"), make("fourier")
     plain.sync_stats = False
@@ -81,5 +81,5 @@ def test_without_processes_the_option_changes_nothing():
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
-def test_gloo_is_there():
+def test_gloo_is_available():
     assert dist.is_gloo_available()

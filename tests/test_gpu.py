@@ -1,4 +1,4 @@
-"""The same claims on a GPU, where there is one."""
+"""Training, merging, compilation, determinism and streaming on a GPU."""
 
 import copy
 import io
@@ -11,7 +11,7 @@ from mrconv import LanguageModel, MRConv, MRConvNeXt, SequenceClassifier, repara
 from .conftest import randomise, relative, training_step
 from .streaming.helpers import CHUNKS, L_MAX, build, streamed
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
 
 
@@ -84,7 +84,7 @@ def test_deterministic_mode_is_honoured(kind, kernel_size, monkeypatch):
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("compiled", [False, True])
 @torch.no_grad()
-def test_a_merged_vision_model_gives_on_the_gpu_what_its_branches_give_on_the_cpu(dtype, limit, compiled):
+def test_a_merged_vision_model_on_the_gpu_equals_its_branches_on_the_cpu(dtype, limit, compiled):
     options = {"image_size": 96, "depths": (1, 1, 1), "dims": (16, 32, 64), "kernel_sizes": (64, 36, 9), "n_classes": 5}
     exact = randomise(MRConvNeXt(**options, layer_scale=1.0, backend="reference", dtype=torch.float64)).eval()
     x = torch.randn(6, 3, 96, 96, dtype=torch.float64)
@@ -106,7 +106,7 @@ def test_a_vision_model_trains_under_autocast():
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("name", [*KINDS, "fourier concat", "heads and groups"])
 @torch.no_grad()
-def test_steps_and_chunks_are_the_parallel_output(name, merged, dtype, limit):
+def test_steps_and_chunks_equal_the_parallel_output(name, merged, dtype, limit):
     exact = build(name, merged)
     layer, u = copy.deepcopy(exact).to("cuda", dtype), torch.randn(3, 10 * L_MAX, 4, dtype=torch.float64)
     expected, x = exact(u), u.to("cuda", dtype)
@@ -124,7 +124,7 @@ def test_steps_and_chunks_are_the_parallel_output(name, merged, dtype, limit):
 
 
 @torch.no_grad()
-def test_a_language_model_writes_the_same_by_steps_as_by_its_parallel_form():
+def test_a_language_model_generates_the_same_by_steps_as_in_parallel():
     model = randomise(LanguageModel(vocab_size=20, d_model=16, depth=2, l_max=64, kernel_size=4)).cuda().eval()
     prompt = torch.randint(20, (2, 10), device="cuda")
     text = model.generate(prompt, 100, temperature=0)

@@ -1,4 +1,4 @@
-"""What a user relies on: causality, shifts, lengths, rates, decay, heads and groups."""
+"""Causality, shifts, lengths, rates, decay, heads and groups of the layer."""
 
 import copy
 
@@ -34,7 +34,7 @@ def test_output_depends_on_the_past_only(kind, combine):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_backward_part_sees_the_future_only(kind):
+def test_backward_direction_depends_on_the_future_only(kind):
     layer = build(kernel=kind, bidirectional=True)
     only_backward = copy.deepcopy(layer)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_a_delayed_input_gives_a_delayed_output(kind):
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("training", [False, True])
-def test_lengths_make_padding_as_if_absent(kind, bidirectional, backend, training):
+def test_padding_is_treated_as_absent(kind, bidirectional, backend, training):
     layer = build(kernel=kind, bidirectional=bidirectional, backend=backend, groups=2).train(training)
     u, lengths = double(3, 70, 4), torch.tensor([70, 31, 1])
     noisy = torch.where(torch.arange(70)[:, None] < lengths[:, None, None], u, torch.tensor(1e3, dtype=torch.float64))
@@ -80,7 +80,7 @@ def test_lengths_make_padding_as_if_absent(kind, bidirectional, backend, trainin
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [False, True])
-def test_nothing_in_the_padding_gets_through(kind, training):
+def test_values_in_the_padding_do_not_affect_the_output(kind, training):
     layer = build(kernel=kind, bidirectional=True).train(training)
     u, lengths = double(3, 30, 4), torch.tensor([20, 5, 20])
     clean = copy.deepcopy(layer)(u, lengths=lengths)
@@ -89,7 +89,7 @@ def test_nothing_in_the_padding_gets_through(kind, training):
     assert torch.allclose(layer(u, lengths=lengths), clean, atol=1e-12)
 
 
-def test_lengths_may_be_a_list_and_empty_sequences_give_nothing():
+def test_lengths_may_be_a_list_and_empty_sequences_give_zeros():
     layer = build().train()
     u = double(3, 30, 4)
     other = copy.deepcopy(layer)
@@ -167,7 +167,7 @@ def test_half_rate_gives_the_decimated_output_of_long_branches(kernel_size):
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_half_rate_of_a_whole_layer_stays_close(bidirectional):
+def test_half_rate_of_a_layer_stays_close(bidirectional):
     layer = MRConv(8, 4096, kernel_size=32, bidirectional=bidirectional, dtype=torch.float64)
     for step in range(30):
         layer(low_frequency_signal(4096, step))
@@ -193,7 +193,7 @@ def test_merging_at_a_rate_equals_running_at_it(bidirectional, rate):
     assert torch.equal(other(u), merged(u))
 
 
-def test_a_merged_layer_refuses_another_rate():
+def test_a_merged_layer_rejects_another_rate():
     merged = build().reparameterize()
     with pytest.raises(ValueError, match=r"rate=0.5: this layer was merged at rate 1 .*reparameterize\(rate=0.5\)"):
         merged(double(1, 9, 4), rate=0.5)
@@ -204,7 +204,7 @@ def test_a_merged_layer_refuses_another_rate():
 
 
 @pytest.mark.parametrize("kind", ["dense", "dilated", "sparse", "fourier+sparse"])
-def test_discrete_kernels_refuse_another_rate(kind):
+def test_discrete_kernels_reject_another_rate(kind):
     layer = build(kernel=kind)
     for call in (lambda: layer(double(1, 9, 4), rate=0.5), lambda: layer.k_rep(rate=0.5)):
         with pytest.raises(ValueError, match=r"rate=0.5 needs a continuous kernel such as 'fourier'"):
@@ -212,7 +212,7 @@ def test_discrete_kernels_refuse_another_rate(kind):
     layer(double(1, 9, 4), rate=1.0)
 
 
-def test_decay_fixes_the_ratio_of_the_pieces():
+def test_decay_fixes_the_ratio_of_the_kernels():
     layer = MRConv(3, 64, kernel="dense", kernel_size=4, combine="concat", decay=(1.0, 3.0), dtype=torch.float64)
     (branches,) = layer.branches
     assert branches.alpha is None
@@ -220,13 +220,13 @@ def test_decay_fixes_the_ratio_of_the_pieces():
     ratio = branches.decay[:-1] / branches.decay[1:]
     assert torch.allclose(ratio, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).expand(4, 3))
     k, b = layer.k_rep()
-    pieces = [d[:, None] * piece for d, (piece, _) in zip(branches.decay, branches.kernels(), strict=True)]
-    assert torch.allclose(k, torch.cat(pieces, 1))
+    kernels = [d[:, None] * kernel for d, (kernel, _) in zip(branches.decay, branches.kernels(), strict=True)]
+    assert torch.allclose(k, torch.cat(kernels, 1))
     assert b.abs().max() == 0
     assert "branches.0.alpha" not in layer.state_dict()
 
 
-def test_concatenated_dilated_pieces_spread_with_their_length():
+def test_concatenated_dilated_kernels_spread_with_their_length():
     (branches,) = MRConv(2, 32, kernel="dilated", kernel_size=4, combine="concat").branches
     assert [lags for _, lags in branches.kernels()] == [
         (0, 1, 2, 3),
@@ -254,9 +254,9 @@ def test_heads_are_independent_kernels_on_the_same_input():
     u = double(2, 50, 3)
     y = layer(u)
     for head in range(2):
-        rows = slice(3 * head, 3 * head + 3)
-        expected = ops.fft_conv(u.transpose(1, 2), k[rows]).transpose(1, 2) + b[rows] + layer.D[rows] * u
-        assert torch.allclose(y[..., rows], expected, atol=1e-12)
+        channels = slice(3 * head, 3 * head + 3)
+        expected = ops.fft_conv(u.transpose(1, 2), k[channels]).transpose(1, 2) + b[channels] + layer.D[channels] * u
+        assert torch.allclose(y[..., channels], expected, atol=1e-12)
 
 
 def test_every_length_runs():
@@ -273,5 +273,5 @@ def test_no_parameter_or_buffer_is_complex(kind):
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
-def test_backend_changes_no_key(backend):
+def test_the_backend_does_not_change_the_state_dict_keys(backend):
     assert list(build(backend=backend).state_dict()) == list(build().state_dict())

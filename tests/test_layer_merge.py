@@ -1,4 +1,4 @@
-"""Merged == branches, and what a merged layer is."""
+"""Merged == branches, and the properties of a merged layer."""
 
 import copy
 import io
@@ -108,7 +108,7 @@ def test_k_rep_is_differentiable(kind):
             assert p.grad.abs().sum() > 0, name
 
 
-def test_merged_formula_is_the_papers_with_variance_plus_eps_and_a_bias():
+def test_merged_kernel_follows_the_papers_formula_with_eps_and_a_bias():
     tested = layer("dense", eps=0.3)
     (branches,) = tested.branches
     norm = branches.norm
@@ -167,7 +167,7 @@ def test_merging_a_layer_in_training_mode_uses_the_running_statistics_and_ends_i
     assert relative(merged(u), trained.eval()(u)) < 1e-12
 
 
-def test_a_merged_layer_warns_once_and_trains_the_kernel_it_has():
+def test_a_merged_layer_warns_once_and_trains_its_kernel():
     merged = layer("fourier").reparameterize()
     with pytest.warns(UserWarning, match="merged"):
         merged.train()
@@ -186,7 +186,7 @@ def test_a_merged_layer_warns_once_and_trains_the_kernel_it_has():
 
 @pytest.mark.parametrize("name", ["running_mean", "running_var"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_merging_broken_statistics_is_refused_and_leaves_the_layer_whole(name, bad):
+def test_merging_invalid_statistics_raises_and_leaves_the_layer_unmerged(name, bad):
     tested = layer("fourier")
     getattr(tested.branches[0].norm, name)[3] = bad
     keys = set(tested.state_dict())
@@ -207,17 +207,17 @@ def test_merged_checkpoint_loads_into_a_layer_built_merged(kind, bidirectional):
     assert torch.equal(other(u), merged(u))
 
 
-def test_merged_checkpoint_is_refused_by_a_layer_with_branches():
+def test_a_layer_with_branches_rejects_a_merged_checkpoint():
     with pytest.raises(RuntimeError, match=r"the checkpoint is merged .* build it with merged=True"):
         layer("fourier").load_state_dict(layer("fourier").reparameterize().state_dict())
 
 
-def test_a_checkpoint_with_branches_is_refused_by_a_merged_layer():
+def test_a_merged_layer_rejects_a_checkpoint_with_branches():
     with pytest.raises(RuntimeError, match=r"the checkpoint is not merged .* build it with merged=False"):
         layer("fourier", merged=True).load_state_dict(layer("fourier").state_dict())
 
 
-def test_loading_taps_keeps_the_parameter_and_refuses_foreign_lags():
+def test_loading_taps_keeps_the_parameter_and_rejects_lags_out_of_range():
     merged = layer("dilated").reparameterize()
     other = layer("dilated", merged=True)
     weight = other.weight.requires_grad_(False)
@@ -231,7 +231,7 @@ def test_loading_taps_keeps_the_parameter_and_refuses_foreign_lags():
     assert causal.weight.shape == before["weight"].shape
 
 
-def test_changed_positions_are_run():
+def test_changed_positions_take_effect():
     """DDP and functional_call change a buffer without loading a state dict."""
     a, b = (layer("sparse", seed=seed) for seed in (1, 2))
     u = torch.randn(2, 50, 4, dtype=torch.float64)
@@ -244,7 +244,7 @@ def test_changed_positions_are_run():
     assert torch.equal(b(u), expected)
 
 
-def test_a_model_that_cannot_be_merged_stays_whole_and_names_the_layer():
+def test_a_model_that_cannot_be_merged_stays_unmerged_and_the_error_names_the_layer():
     model = SequenceClassifier(n_classes=3, vocab_size=7, d_model=8, depth=2, l_max=64)
     model.backbone.blocks[1].layer.branches[0].norm.running_var[0] = float("nan")
     with pytest.raises(ValueError, match=r"backbone.blocks.1.layer cannot be merged: .*running_var holds NaN"):
@@ -252,7 +252,7 @@ def test_a_model_that_cannot_be_merged_stays_whole_and_names_the_layer():
     assert not model.backbone.blocks[0].layer.merged
 
 
-def test_checkpoints_carry_a_format_version_and_newer_ones_are_refused():
+def test_checkpoints_have_a_format_version_and_newer_ones_are_rejected():
     tested = layer("fourier")
     buffer = io.BytesIO()
     torch.save(tested.state_dict(), buffer)
@@ -266,22 +266,22 @@ def test_checkpoints_carry_a_format_version_and_newer_ones_are_refused():
 
 @pytest.mark.parametrize("block_norm", ["batch", "layer"])
 @torch.no_grad()
-def test_a_whole_model_merges_in_place(block_norm):
+def test_a_model_merges_in_place(block_norm):
     model = SequenceClassifier(
         n_classes=3, vocab_size=7, d_model=8, depth=3, l_max=64, block_norm=block_norm, dropout=0.3, dtype=torch.float64
     )
     randomise(model).train()
     tokens, lengths = torch.randint(7, (4, 50)), torch.tensor([50, 3, 20, 49])
     assert reparameterize(model.eval()) is model
-    fresh = SequenceClassifier.from_config(model.config, dtype=torch.float64)
+    rebuilt = SequenceClassifier.from_config(model.config, dtype=torch.float64)
     assert not any(m.training for m in model.modules())
     assert all(block.layer.merged for block in model.backbone.blocks)
-    assert not any(block.layer.merged for block in fresh.backbone.blocks)
+    assert not any(block.layer.merged for block in rebuilt.backbone.blocks)
     assert model(tokens, lengths=lengths).shape == (4, 3)
 
 
 @torch.no_grad()
-def test_a_merged_model_gives_what_it_gave_before():
+def test_merging_does_not_change_a_model_s_output():
     model = randomise(
         SequenceClassifier(n_classes=3, d_input=2, d_model=8, depth=3, l_max=64, kernel_size=2, dtype=torch.float64)
     ).eval()

@@ -13,7 +13,7 @@ KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
 
 
 def pair(**options):
-    """Return the same layer twice: one convolution, and the reference."""
+    """Return a layer computed as one convolution, and its copy computed by the reference."""
     fast = randomise(MRConv(4, 100, dtype=torch.float64, **options))
     slow = copy.deepcopy(fast)
     slow.backend = "reference"

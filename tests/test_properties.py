@@ -60,6 +60,6 @@ def test_any_layer_trains_like_the_reference_and_merges_exactly(options, L, B, m
     before = layer(u, lengths=lengths)
     merged = copy.deepcopy(layer).reparameterize()
     assert relative(merged(u, lengths=lengths), before) < 1e-11
-    fresh = MRConv(**options | {"seed": 77}, merged=True, dtype=torch.float64)
-    fresh.load_state_dict(merged.state_dict())
-    assert torch.equal(fresh(u, lengths=lengths), merged(u, lengths=lengths))
+    loaded = MRConv(**options | {"seed": 77}, merged=True, dtype=torch.float64)
+    loaded.load_state_dict(merged.state_dict())
+    assert torch.equal(loaded(u, lengths=lengths), merged(u, lengths=lengths))

@@ -1,4 +1,4 @@
-"""The layer under torch's own machinery: compile, autocast, copies, checkpoints, other dtypes and devices."""
+"""The layer under torch.compile, autocast, copies, checkpoints, other dtypes and devices."""
 
 import copy
 import pickle
@@ -23,9 +23,9 @@ def build(kind="fourier", **options):
     ("kind", "backend"),
     [*((kind, "aot_eager") for kind in KINDS), *((kind, "inductor") for kind in ("fourier", "dilated"))],
 )
-def test_compiles_whole_in_training_eval_and_merged(kind, backend):
+def test_compiles_as_one_graph_in_training_eval_and_merged(kind, backend):
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
-        pytest.skip("inductor needs a C++ compiler, and there is none")
+        pytest.skip("inductor needs a C++ compiler")
     torch._dynamo.reset()
     plain = build(kind)
     tested = copy.deepcopy(plain)
@@ -52,7 +52,7 @@ def test_compiles_whole_in_training_eval_and_merged(kind, backend):
     assert relative(torch.compile(merged, fullgraph=True, backend="aot_eager")(u), plain(u)) < 1e-5
 
 
-def test_a_model_compiles_whole():
+def test_a_model_compiles_as_one_graph():
     torch._dynamo.reset()
     model = SequenceClassifier(n_classes=3, vocab_size=5, d_model=8, depth=2, l_max=32, dropout=0.1, mask_padding=True)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -64,7 +64,7 @@ def test_a_model_compiles_whole():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kernel_size", [1, 4])
-def test_autocast_is_as_an_input_of_its_dtype(kind, kernel_size):
+def test_autocast_equals_an_input_in_its_dtype(kind, kernel_size):
     layer = build(kind, kernel_size=kernel_size)
     u = torch.randn(3, 32, 4)
     exact = training_step(copy.deepcopy(layer), u)[0]
@@ -82,14 +82,14 @@ def test_autocast_is_as_an_input_of_its_dtype(kind, kernel_size):
 
 
 @pytest.mark.parametrize(("kind", "kernel_size"), [("fourier", 1), ("fourier", 2), ("dilated", 4)])
-def test_a_block_compiles_whole_under_autocast(kind, kernel_size):
+def test_a_block_compiles_as_one_graph_under_autocast(kind, kernel_size):
     torch._dynamo.reset()
     block, u = MRConvBlock(4, 32, kernel=kind, kernel_size=kernel_size), torch.randn(3, 32, 4)
     plain = copy.deepcopy(block)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = torch.compile(block, fullgraph=True, backend="aot_eager")(u)
         assert relative(y, plain(u)) < 1e-6
-    assert y.dtype == torch.float32  # the residual's
+    assert y.dtype == torch.float32  # as the residual
     assert relative(y, copy.deepcopy(plain)(u)) > 1e-4
     y.sum().backward()
 

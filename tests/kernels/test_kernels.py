@@ -1,4 +1,4 @@
-"""What the parameterisations promise."""
+"""Kernel parameterisations: energy, lengths, positions, resampling, registry."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_the_five_kinds_are_registered():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kernel_size", [1, 2, 3, 8, 33])
-def test_every_branch_starts_with_unit_energy_whatever_its_length(kind, kernel_size):
+def test_every_branch_starts_with_unit_energy_at_any_length(kind, kernel_size):
     lengths = [kernel_size << i for i in range(6)]
     for kernel, length in zip(make(kind, lengths, kernel_size, channels=2000)(), lengths, strict=True):
         if kernel.shape[1] == 1:  # constant
@@ -29,7 +29,7 @@ def test_every_branch_starts_with_unit_energy_whatever_its_length(kind, kernel_s
 
 
 @pytest.mark.parametrize("kind", ["dense", "fourier", "fourier+sparse"])
-def test_dense_kinds_give_their_own_length(kind):
+def test_dense_kernels_have_the_length_of_their_resolution(kind):
     assert [k.shape for k in make(kind, (3, 6, 12), 3, channels=5)()] == [(5, 3), (5, 6), (5, 12)]
 
 
@@ -41,15 +41,15 @@ def test_sparse_positions_are_distinct_seeded_and_saved():
     a, same, other = (make("sparse", (8, 16, 64), 8, seed=s) for s in (1, 1, 2))
     assert a.positions == same.positions != other.positions
     assert a.positions[0] == tuple(range(8))
-    for row, length in zip(a.positions, a.lengths, strict=True):
-        assert len(set(row)) == 8
-        assert 0 <= min(row) <= max(row) < length
+    for positions, length in zip(a.positions, a.lengths, strict=True):
+        assert len(set(positions)) == 8
+        assert 0 <= min(positions) <= max(positions) < length
     other.load_state_dict(a.state_dict())
     assert other.positions == a.positions
     assert torch.equal(other.index, a.index)
 
 
-def test_the_two_directions_and_all_layers_draw_their_own_positions():
+def test_every_direction_and_layer_draws_different_positions():
     layers = [MRConv(2, 256, kernel="sparse", kernel_size=4, bidirectional=True) for _ in range(2)]
     drawn = {branches.kernel.positions for layer in layers for branches in layer.branches}
     assert len(drawn) == 4
@@ -102,12 +102,12 @@ def test_resolutions_double_until_they_cover_l_max(l_max, kernel_size, combine, 
     assert MRConv(2, l_max, kernel_size=kernel_size, combine=combine).resolutions == len(lengths)
 
 
-def test_unknown_kernel_is_refused_with_the_nearest_name():
+def test_an_unknown_kernel_raises_with_the_closest_name():
     with pytest.raises(ValueError, match=r"kernel must be one of .*fourier.*'fouier'.*did you mean 'fourier'"):
         MRConv(2, 8, kernel="fouier")
 
 
-def test_a_taken_name_is_refused():
+def test_registering_a_taken_name_raises():
     with pytest.raises(ValueError, match="'fourier' is taken"):
 
         @register_kernel("fourier")

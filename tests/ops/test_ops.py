@@ -38,7 +38,7 @@ def test_fft_conv_equals_plain_fft(L, K):
 
 
 @pytest.mark.parametrize("gelu", [False, True])
-def test_fft_conv_with_its_epilogue(gelu):
+def test_fft_conv_with_bias_and_gelu(gelu):
     assert_same(
         lambda u, k, bias: ops.fft_conv(u, k, 3, bias, gelu),
         lambda u, k, bias: ops.fft_conv_reference(u, k, 3, bias, gelu),
@@ -63,7 +63,7 @@ def test_scattered_taps_equal_rolled_input(L, expensive, gelu, monkeypatch):
     )
 
 
-def test_a_kernel_s_spectrum_can_be_kept():
+def test_a_kernel_spectrum_can_be_reused():
     u, kernel = double(2, 3, 37), double(3, 10)
     spectrum = ops.kernel_spectrum(u, kernel, 4)
     assert torch.equal(ops.fft_conv(u, kernel, 4, spectrum=spectrum), ops.fft_conv(u, kernel, 4))
@@ -124,7 +124,7 @@ def test_branch_sum_equals_all_branches(L, lags, expensive, masked, skipped, mon
 
 
 @pytest.mark.parametrize("size", [1, 30, 150, 10**6])
-def test_taps_give_the_same_in_slices_of_any_size(size, monkeypatch):
+def test_taps_do_not_depend_on_the_slice_size(size, monkeypatch):
     monkeypatch.setattr(shifts, "SLICE", size)
     lags = [(0, 3), (-1, -2, 40)]
 
