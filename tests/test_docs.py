@@ -4,12 +4,14 @@ import contextlib
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from mrconv import SequenceClassifier, reparameterize
 from mrconv.kernels import protocol as base
 
 ROOT = Path(__file__).parent.parent
@@ -140,3 +142,47 @@ def test_speeds_of_writing_on_the_page_are_those_recorded():
     for row in json.loads((ROOT / "benchmarks/results/generation-cpu-float32.json").read_text())["rows"]:
         names = ("fourier", "dilated", "merged", "attention", "merged, recomputed", "attention, recomputed")
         assert " | ".join(f"{row[name]['tokens_per_s']:.3g}" for name in names) in page
+
+
+def test_files_of_the_architecture_page_exist():
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / "docs/architecture.md").read_text()):
+        folders = ("src/mrconv", "src/mrconv/ops/branch_sum", "src/mrconv/ops/fft_conv")
+        assert any((ROOT / folder / name).exists() for folder in folders), name
+
+
+def files_visited(call):
+    """Return the files of mrconv whose functions run during the second of two calls."""
+    package, visited = ROOT / "src/mrconv", set()
+
+    def profile(frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(package):
+            visited.add(path.relative_to(package).as_posix())
+
+    call()
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return visited
+
+
+@pytest.mark.parametrize("path", ["training batch", "merged call", "streaming step"])
+def test_files_of_a_path_on_the_architecture_page_are_those_that_run(path):
+    model = SequenceClassifier(n_classes=2, vocab_size=4, d_model=4, depth=1, l_max=64, kernel_size=2, backend="torch")
+    tokens, lengths = torch.randint(4, (2, 64)), torch.tensor([64, 32])
+    if path == "training batch":
+        visited = files_visited(lambda: model(tokens, lengths=lengths).sum().backward())
+    elif path == "merged call":
+        reparameterize(model)
+        visited = files_visited(torch.no_grad()(lambda: model(tokens, lengths=lengths)))
+    else:
+        layer = model.eval().backbone.blocks[0].layer
+        state = layer.initial_state(batch=1)
+        visited = files_visited(lambda: layer.step(torch.randn(1, 4), state))
+    section = (ROOT / "docs/architecture.md").read_text().split(f"## One {path}\n")[1].split("\n## ")[0]
+    cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
+    assert visited == {name for cell in cells for name in re.findall(r"`([\w/]+\.py)`", cell)}
+    if path == "training batch":
+        assert len([cell for cell in cells if cell.startswith("| `")]) == 12
