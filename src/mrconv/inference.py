@@ -15,7 +15,6 @@ Example:
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,37 +26,23 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from . import model as models
 from ._utils.files import atomic_write
 from .hub import CONFIG, MERGED, MODEL, Model, model_folder, read_json
 from .layer import reparameterize
-from .model import (
-    Backbone,
-    LanguageModel,
-    SequenceClassifier,
-    SequenceLabeller,
-    SequenceRegressor,
-    TwoTowerClassifier,
-)
+from .model import LanguageModel, SequenceClassifier, TwoTowerClassifier
 from .tasks.errors import DataError
 from .tasks.preprocessing import INPUTS_FILE, ModelInput, Preprocessor, load_preprocessor
+from .tasks.raw_inputs import Examples, RawInputs
 from .tasks.vocabulary import SPECIAL
 from .vision.convnext import MRConvNeXt
 
 ARCHITECTURES: dict[str, type[Model]] = {
-    cls.__name__: cls
-    for cls in (
-        Backbone,
-        LanguageModel,
-        MRConvNeXt,
-        SequenceClassifier,
-        SequenceLabeller,
-        SequenceRegressor,
-        TwoTowerClassifier,
-    )
+    name: cls
+    for name, cls in {**vars(models), "MRConvNeXt": MRConvNeXt}.items()
+    if isinstance(cls, type) and issubclass(cls, Model) and cls is not Model and not name.startswith("_")
 }
 """The models that `load_model` knows, by the name in their config.json."""
-Examples = tuple[ModelInput, ...]
-"""The preprocessed sequence of one input, or the two sequences of a pair."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +115,6 @@ class Predictor:
         self.model: Any = model.eval().to(device)
         self.folder, self.device, self.dtype = folder, torch.device(device), next(model.parameters()).dtype
         self.generates = isinstance(model, LanguageModel)
-        self.takes_pairs = isinstance(model, TwoTowerClassifier)
         expected, described = Preprocessor.from_config(model.config), load_preprocessor(folder)
         self.preprocessor = described or expected
         self.described = described is not None
@@ -139,6 +123,8 @@ class Predictor:
                 f"{folder / INPUTS_FILE} describes another model, with {self.preprocessor.sizes}; "
                 f"this model has {expected.sizes}"
             )
+        self.takes_pairs = isinstance(model, TwoTowerClassifier)
+        self.raw_inputs = RawInputs(self.preprocessor, self.takes_pairs)
         self.classes = self.preprocessor.classes or self.preprocessor.vocabulary
         # Where padding reaches the outputs, only sequences of equal length share a batch.
         causal, masked = not getattr(model.config, "bidirectional", True), getattr(model.config, "mask_padding", False)
@@ -174,7 +160,7 @@ class Predictor:
         if isinstance(inputs, str | bytes | Path | Mapping):
             raise TypeError(f"predict takes a list of inputs; got one {type(inputs).__name__}: put it in a list")
         raw = list(inputs)
-        examples = [self._at(i, len(raw), self.preprocess, each) for i, each in enumerate(raw)]
+        examples = [self._at(i, len(raw), self.raw_inputs.preprocess, each) for i, each in enumerate(raw)]
         predictions: list[Prediction] = []
         for start in range(0, len(raw), batch_size):
             batch = examples[start : start + batch_size]
@@ -189,67 +175,6 @@ class Predictor:
             return function(*arguments)
         except DataError as error:
             raise (DataError(f"input {index}: {error}") if count > 1 else error) from None
-
-    def preprocess(self, raw: Any) -> Examples:
-        """Return the model's input for a raw input, as `predict` takes it."""
-        if isinstance(raw, Path) and raw.suffix.lower() == ".json":
-            raw = parse_json(decode(raw.read_bytes()))
-        if isinstance(raw, Mapping):
-            return self._from_fields(raw)
-        if not self.takes_pairs:
-            return (self._example(raw),)
-        if not isinstance(raw, tuple) or len(raw) != 2:
-            raise DataError('the model takes pairs: give a tuple of two inputs, or {"text": "...", "text2": "..."}')
-        return tuple(self._example(each) for each in raw)
-
-    def _example(self, raw: Any) -> ModelInput:
-        kind = self.preprocessor.kind
-        if isinstance(raw, Path) or (isinstance(raw, str) and kind in ("audio", "image")):
-            raw = Path(raw).read_bytes()
-        if isinstance(raw, bytes):
-            if kind == "values":
-                raise DataError('the model takes numbers: give an array, or {"values": [[...], ...]}')
-            if kind in ("audio", "image"):
-                return self.preprocessor.from_audio(raw) if kind == "audio" else self.preprocessor.from_image(raw)
-            raw = decode(raw)
-        if isinstance(raw, str):
-            return self.example("text", raw)
-        if self.preprocessor.vocabulary:
-            return self.example("tokens", list(raw))
-        return self.example("values", np.asarray(raw) if hasattr(raw, "__array__") else raw)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The keys of a mapping that hold an input."""
-        return ("text", "tokens") if self.preprocessor.vocabulary else ("values",)
-
-    def example(self, field: str, value: Any) -> ModelInput:
-        """Return the preprocessed value of a field of a mapping."""
-        if field == "values":
-            return self.preprocessor.from_values(value)
-        return self.preprocessor.from_symbols(self.symbols(field, value))
-
-    def symbols(self, field: str, value: Any) -> Sequence[Any]:
-        """Return the symbols of a text, or of a list of tokens."""
-        if field == "text":
-            if not isinstance(value, str):
-                raise DataError(f"text must be a string; got {value!r:.60}")
-            return self.preprocessor.split_symbols(value)
-        if not isinstance(value, list) or any(isinstance(t, bool) or not isinstance(t, str | int) for t in value):
-            raise DataError(f"tokens must be a list of symbols; got {value!r:.60}")
-        return value
-
-    def _from_fields(self, values: Mapping[str, Any]) -> Examples:
-        suffixes = ("", "2") if self.takes_pairs else ("",)
-        unknown = set(values) - {f"{name}{suffix}" for name in self.fields for suffix in suffixes}
-        examples = []
-        for suffix in suffixes:
-            given = [name for name in self.fields if f"{name}{suffix}" in values]
-            if unknown or len(given) != 1:
-                names = " and one of ".join(" or ".join(f"{name}{end}" for name in self.fields) for end in suffixes)
-                raise DataError(f"expected an object with one of {names}; got {quoted(values)}")
-            examples.append(self.example(given[0], values[given[0] + suffix]))
-        return tuple(examples)
 
     @torch.inference_mode()
     def probabilities(self, examples: Sequence[Examples]) -> list[np.ndarray]:
@@ -327,27 +252,3 @@ class Predictor:
 def softmax(logits: Tensor) -> np.ndarray:
     """Return the probabilities (B, classes) of logits as a float32 array."""
     return logits.float().softmax(-1).cpu().numpy()
-
-
-def decode(content: bytes) -> str:
-    """Return UTF-8 bytes as text."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"the input is not UTF-8 ({error.reason} at byte {error.start})") from None
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """Return a JSON object."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the input is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"expected a JSON object; got {text[:60]}")
-    return value
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Return names in ASCII for an error message: JSON strings may hold surrogates that UTF-8 cannot encode."""
-    return f"{', '.join(map(ascii, names)) or 'none':.100}"

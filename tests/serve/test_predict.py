@@ -36,6 +36,12 @@ def post(server, content, kind="application/json", route="/predict"):
     return httpx.post(server.url + route, content=content, headers={"content-type": kind}, timeout=30)
 
 
+def check_rejected(server, content, kind, status, message):
+    response = post(server, content, kind)
+    assert response.status_code == status
+    assert message in response.json()["error"]
+
+
 @torch.no_grad()
 def expected(name, *sequences):
     """Return the probabilities of the model for preprocessed sequences."""
@@ -156,7 +162,7 @@ def test_a_model_without_inputs_json_takes_token_ids(tmp_path):
     folder = save("text", tmp_path)
     (folder / "inputs.json").unlink()
     predictor = inference.load(folder)
-    (example,) = predictor.preprocess({"tokens": [8, 9, "10", 2]})
+    (example,) = predictor.raw_inputs.preprocess({"tokens": [8, 9, "10", 2]})
     assert example.x.tolist() == [8, 9, 10, 2]
     assert predictor.classes == ("0", "1")
 
@@ -172,7 +178,7 @@ def test_a_prediction_does_not_depend_on_the_batch(options, tmp_path):
 
 def test_a_non_finite_output_does_not_affect_the_batch(tmp_path):
     predictor = load("values", tmp_path)
-    good, bad = (predictor.preprocess({"values": [values] * 50}) for values in ([1, 2], [1e20, -1e20]))
+    good, bad = (predictor.raw_inputs.preprocess({"values": [values] * 50}) for values in ([1, 2], [1e20, -1e20]))
     batch = predictor.probabilities([bad, good, bad])
     assert np.allclose(batch[1], predictor.probabilities([good])[0])
     with pytest.raises(DataError, match="the model's output for this input is not finite"):
@@ -202,9 +208,7 @@ def test_a_non_finite_output_does_not_affect_the_batch(tmp_path):
     ],
 )
 def test_invalid_texts_are_rejected(text_server, content, kind, status, message):
-    response = post(text_server, content, kind)
-    assert response.status_code == status
-    assert message in response.json()["error"]
+    check_rejected(text_server, content, kind, status, message)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +235,7 @@ def test_invalid_texts_are_rejected(text_server, content, kind, status, message)
     ],
 )  # fmt: skip
 def test_invalid_recordings_are_rejected(audio_server, content, kind, status, message):
-    response = post(audio_server, content, kind)
-    assert response.status_code == status
-    assert message in response.json()["error"]
+    check_rejected(audio_server, content, kind, status, message)
 
 
 @pytest.mark.parametrize(

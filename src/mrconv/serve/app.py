@@ -17,8 +17,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from mrconv.inference import Examples, Prediction
+from mrconv.inference import Prediction
 from mrconv.tasks import DataError
+from mrconv.tasks.raw_inputs import Examples
 
 from .batching import Batcher, QueueFull
 from .prometheus import Metrics, MetricsMiddleware

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mrconv.inference import Examples, Predictor, decode, parse_json
+from mrconv.inference import Predictor
 from mrconv.tasks import DataError
+from mrconv.tasks.raw_inputs import Examples, decode, parse_json
 
 UNSPECIFIED = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 """Media types that clients send by default: the body is read as the kind that the model takes."""
@@ -16,7 +17,7 @@ class UnsupportedMediaType(DataError):
 def parse_body(predictor: Predictor, content: bytes, media_type: str) -> Examples:
     """Return the preprocessed body of a request; raise DataError if it does not fit the model."""
     if media_type == "application/json":
-        return predictor.preprocess(parse_json(decode(content)))
+        return predictor.raw_inputs.preprocess(parse_json(decode(content)))
     family, kind = media_type.partition("/")[0], predictor.preprocessor.kind
     if family in ("text", "audio", "image"):
         if family != kind and (family, kind) != ("text", "tokens"):
@@ -27,4 +28,4 @@ def parse_body(predictor: Predictor, content: bytes, media_type: str) -> Example
         raise UnsupportedMediaType('the model takes numbers: send JSON, {"values": [[...], ...]}')
     if predictor.takes_pairs:
         raise UnsupportedMediaType('the model takes pairs: send JSON, {"text": "...", "text2": "..."}')
-    return predictor.preprocess(content)
+    return predictor.raw_inputs.preprocess(content)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrconv.inference import parse_json, quoted, softmax
+from mrconv.inference import softmax
 from mrconv.tasks import DataError
 from mrconv.tasks.preprocessing import unknown_symbol_notes
+from mrconv.tasks.raw_inputs import parse_json, quoted
 
 from .served_model import ServedModel
 
@@ -58,7 +59,7 @@ class StreamSession:
             if not content or len(content) % 2:
                 raise DataError(f"expected samples of two bytes each; got {len(content)} bytes")
             return self._values(np.frombuffer(content, "<i2"))
-        fields = self.predictor.fields
+        fields = self.predictor.raw_inputs.fields
         given = [name for name in fields if name in content]
         if len(given) != 1 or len(content) != 1:
             names = " or ".join((*fields, "end"))
@@ -66,7 +67,7 @@ class StreamSession:
         value = content[given[0]]
         if given[0] == "values":
             return self._values(value)
-        symbols = self.predictor.symbols(given[0], value)
+        symbols = self.predictor.raw_inputs.symbols(given[0], value)
         if not symbols:
             raise DataError("expected at least one symbol; got none")
         return self.preprocessor.encode_symbols(symbols)
@@ -108,7 +109,7 @@ class StreamSession:
 def generate_text(served: ServedModel, request: Mapping[str, Any], callback: Callable[[str], None]) -> dict[str, Any]:
     """Generate text after a prompt; call `callback` with each piece, and return the whole text with notes."""
     predictor, options = served.predictor, dict(request)
-    prompt = served.preprocessor.encode_symbols(predictor.symbols("text", options.pop("text", None)))
+    prompt = served.preprocessor.encode_symbols(predictor.raw_inputs.symbols("text", options.pop("text", None)))
     new_tokens, seed = options.pop("new_tokens", 200), options.pop("seed", None)
     for name, kind in SAMPLING.items():
         if name in options and (isinstance(options[name], bool) or not isinstance(options[name], kind)):

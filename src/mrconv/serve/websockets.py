@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from mrconv.inference import parse_json
 from mrconv.tasks import DataError
+from mrconv.tasks.raw_inputs import parse_json
 
 from .prometheus import Metrics
 from .served_model import ServedModel
