@@ -28,7 +28,7 @@ CLASSIFIER = {"n_classes": 3, "d_model": 4, "l_max": 16, "depth": 1}
         ({"decay": 2.0}, r"decay needs combine='concat'; got decay=2.0 with combine='sum'"),
         ({"groups": 3}, r"groups must divide d_model = 4; got 3"),
         ({"kernel": ["fourier"]}, r"kernel must be one of .*; got \['fourier'\]"),
-        ({"eps": 0.0}, r"eps must be positive; got 0.0"),
+        ({"eps": 0.0}, r"eps must be a positive number; got 0.0"),
         ({"heads": 0}, r"heads must be an integer of at least 1; got 0"),
         ({"backend": "cuda"}, r"backend must be one of reference, torch, triton, auto; got 'cuda'"),
         ({"rate": 0}, r"rate must be a positive number; got 0"),

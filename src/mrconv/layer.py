@@ -16,6 +16,7 @@ from ._utils.checks import (
     check_decay,
     check_input,
     check_lengths,
+    check_positive,
     check_positive_int,
     check_rate,
     readable,
@@ -108,8 +109,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         check_choice("backend", backend, ("reference", "torch", "triton", "auto"))
         continuous = kernel_class(kernel).continuous
         check_rate(rate, kernel, continuous)
-        if not eps > 0:
-            raise ValueError(f"eps must be positive; got {eps!r}")
+        check_positive(eps=eps)
         if kernel_size > l_max:
             raise ValueError(f"kernel_size must be at most l_max = {l_max}; got {kernel_size}")
         if d_model % groups:

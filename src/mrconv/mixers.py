@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
-from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.types import Device
 
-from ._utils.checks import check_input, check_lengths, check_positive_int, valid_mask
+from ._utils.checks import check_input, check_lengths, check_positive, check_positive_int, valid_mask
 from ._utils.registry import Registry
 from ._utils.suggest import closest
 from .streaming.parameter_cache import cached
@@ -64,6 +63,16 @@ class Mixer(StreamingModule, nn.Module):
     def n_directions(self) -> int:
         """2 if bidirectional, else 1."""
         return 1 + self.bidirectional
+
+    @property
+    def max_positions(self) -> int | None:
+        """Number of positions that the mixer can stream, or None for any number."""
+        return None
+
+    @property
+    def state_grows(self) -> bool:
+        """Whether the streaming state grows with the number of positions, as a key-value cache does."""
+        return False
 
     def forward(
         self, u: Tensor, lengths: Tensor | None = None, rate: float | None = None, gelu: bool = False
@@ -158,8 +167,7 @@ class Mixer(StreamingModule, nn.Module):
     def _resolve_rate(self, rate: float | None) -> float:
         """Return the rate to run at, 1 by default."""
         rate = 1.0 if rate is None else rate
-        if not isinstance(rate, Real) or not 0 < rate < float("inf"):
-            raise ValueError(f"rate must be a positive number; got {rate!r}")
+        check_positive(rate=rate)
         if rate != 1 and not self.continuous:
             raise ValueError(f"rate={rate:g}: {type(self).__name__} runs at rate 1 only")
         return float(rate)

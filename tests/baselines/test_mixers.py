@@ -270,7 +270,7 @@ def test_streaming_under_autocast_equals_forward(name):
         ("mrhyena", {"kernelsize": 3}, "mrhyena has no option 'kernelsize'; did you mean 'kernel_size'?"),
         ("mrconv-attention", {"chunks": 3}, "mrconv-attention has no option 'chunks'; did you mean 'chunk'?"),
         ("mega-chunk", {"options": 1}, "mega-chunk has no option 'options'"),
-        ("ckconv", {"omega": 0}, "omega must be positive; got 0"),
+        ("ckconv", {"omega": 0}, "omega must be a positive number; got 0"),
         ("multiresconv", {"kernel_size": 2.5}, "kernel_size must be an integer of at least 1; got 2.5"),
         ("sgconv", {"init_scale": 1.5}, "init_scale must be an integer of at least 0; got 1.5"),
         ("sgconv", {"decay": 0}, "decay must be a positive number or a pair"),

@@ -31,6 +31,13 @@ def _check_integers(least: int, values: Mapping[str, object]) -> None:
             raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}")
 
 
+def check_positive(**values: object) -> None:
+    """Raise ValueError for anything but positive finite numbers."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be a positive number; got {value!r}")
+
+
 def positive_pair(name: str, value: float | Sequence[float]) -> tuple[float, float]:
     """Return a pair (min, max) of positive numbers; a single number stands for both."""
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
@@ -50,8 +57,7 @@ def check_decay(decay: float | Sequence[float] | None, combine: str) -> tuple[fl
 
 def check_rate(rate: float, kernel: str, continuous: bool) -> None:
     """Raise ValueError for a rate that is not positive, or not 1 for a kernel that cannot be resampled."""
-    if not isinstance(rate, Real) or not 0 < rate < float("inf"):
-        raise ValueError(f"rate must be a positive number; got {rate!r}")
+    check_positive(rate=rate)
     if rate != 1 and not continuous:
         raise ValueError(
             f"rate={rate:g} needs a continuous kernel such as 'fourier'; kernel={kernel!r} has taps at fixed positions "

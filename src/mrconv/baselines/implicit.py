@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._utils.checks import check_positive_int
+from .._utils.checks import check_positive, check_positive_int
 from .long_convolution import LongConvolution
-from .parameters import as_parameter, check_positive, upcast
+from .parameters import as_parameter, upcast
 
 
 class ImplicitConvolution(LongConvolution):

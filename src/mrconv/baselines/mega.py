@@ -223,6 +223,11 @@ class Mega(ProjectedMixer):
         self.ema = EMA(d_model, d_ema, self.bidirectional, **self.factory)
         self.gated = GatedAttention(d_model, l_max, bidirectional=self.bidirectional, **options)
 
+    @property
+    def state_grows(self) -> bool:
+        """Whether attention keeps all keys and values, because there are no chunks."""
+        return self.gated.chunk is None
+
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Average and attend."""
         return self.gated(u, F.silu(self.ema(u)), lengths)

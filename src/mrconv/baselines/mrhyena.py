@@ -104,6 +104,11 @@ class MRConvAttention(WithMRConv):
             d_model, l_max, chunk=chunk, bidirectional=self.bidirectional, **attention, **self.factory
         )
 
+    @property
+    def state_grows(self) -> bool:
+        """Whether attention keeps all keys and values, because there are no chunks."""
+        return self.gated.chunk is None
+
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Convolve and attend."""
         return self.gated(u, F.silu(self.conv(u, lengths, rate)), lengths)

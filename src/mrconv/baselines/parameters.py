@@ -50,10 +50,3 @@ def check_step_sizes(dt_min: float, dt_max: float) -> None:
     """Reject step sizes other than 0 < dt_min <= dt_max."""
     if not 0 < dt_min <= dt_max:
         raise ValueError(f"dt_min and dt_max must satisfy 0 < dt_min <= dt_max; got {dt_min!r} and {dt_max!r}")
-
-
-def check_positive(**values: float) -> None:
-    """Reject numbers that are not positive."""
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive; got {value!r}")

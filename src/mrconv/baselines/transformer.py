@@ -41,6 +41,16 @@ class Attention(ProjectedMixer):
             self.embedding = nn.Parameter(torch.empty(l_max, d_model, **self.factory))
             nn.init.normal_(self.embedding, std=0.02)
 
+    @property
+    def max_positions(self) -> int | None:
+        """l_max with learned positions, else None."""
+        return None if self.embedding is None else self.l_max
+
+    @property
+    def state_grows(self) -> bool:
+        """True: every key and value is kept."""
+        return True
+
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Attend; padding needs a mask only if a query can attend to later positions."""
         L = u.shape[1]

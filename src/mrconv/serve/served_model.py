@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mrconv import MRConvNeXt
-from mrconv.baselines.mega import GatedAttention
-from mrconv.baselines.transformer import Attention
 from mrconv.hub import MERGED, MODEL
 from mrconv.inference import Predictor
+from mrconv.mixers import Mixer
 from mrconv.tasks.vocabulary import SPECIAL
 
 MAX_GROWTH = 4  # a state that grows with the stream may hold this many times the model's length
@@ -47,9 +46,9 @@ class ServedModel:
 
     def _max_positions(self) -> int | None:
         for module in self.model.modules():
-            if isinstance(module, Attention) and module.embedding is not None:
-                return module.l_max
-            if isinstance(module, Attention) or (isinstance(module, GatedAttention) and module.chunk is None):
+            if isinstance(module, Mixer) and module.max_positions is not None:
+                return module.max_positions
+            if isinstance(module, Mixer) and module.state_grows:
                 return MAX_GROWTH * self.preprocessor.length
         return None
 

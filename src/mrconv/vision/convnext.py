@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._utils.checks import check_choice, check_count, check_positive_int, check_rate
+from .._utils.checks import check_choice, check_count, check_positive, check_positive_int
 from .._utils.suggest import closest
 from ..block import SequenceLayerNorm
 from ..config import VisionConfig
@@ -151,7 +151,7 @@ class MRConvNeXt(Model):
     def _pixel_rate(self, size: Grid, rate: float | None) -> Rate:
         """Return the new pixels per pixel of training, for images of this size."""
         if rate is not None:
-            check_rate(rate, "", continuous=True)
+            check_positive(rate=rate)
             return float(rate), float(rate)
         H, W = self.image_size
         return size[0] / H, size[1] / W
