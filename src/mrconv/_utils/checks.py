@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ def _check_integers(least: int, values: Mapping[str, object]) -> None:
             raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}")
 
 
-def check_positive(**values: Any) -> None:
+def check_positive(**values: float) -> None:
     """Raise ValueError for anything but positive finite numbers."""
     for name, value in values.items():
         if not isinstance(value, Real) or not 0 < value < float("inf"):
