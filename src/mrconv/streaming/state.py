@@ -164,7 +164,8 @@ class KeyValueCache(State):
 
     Attributes:
         time: number of columns in use; the tensors may have room for more.
-        keys, values: (batch, ..., room, channels).
+        keys: (batch, ..., room, channels).
+        values: (batch, ..., room, channels).
         place: position of each column in its sequence, (batch, room), counted from 1; 0 marks an absent column.
     """
 
