@@ -70,6 +70,11 @@ def test_links_between_pages_lead_to_a_file(page):
             assert (page.parent / target).exists(), target
 
 
+def rows_of(record):
+    """Return the measurements of a recorded benchmark."""
+    return json.loads((ROOT / f"benchmarks/results/{record}.json").read_text())["rows"]
+
+
 def test_errors_on_the_page_are_those_recorded():
     results = json.loads((ROOT / "benchmarks/results/exactness.json").read_text())["results"]
     page = (ROOT / "docs/exactness.md").read_text()
@@ -81,25 +86,25 @@ def test_errors_on_the_page_are_those_recorded():
 
 def test_times_on_the_page_are_those_recorded():
     page = (ROOT / "docs/performance.md").read_text()
-    for name, way, digits in (("h200-float32", "graph_ms", 2), ("h200-float32", "ms", 1), ("cpu-float32", "ms", 0)):
-        rows = json.loads((ROOT / f"benchmarks/results/layer-{name}.json").read_text())["rows"]
+    for name, timing, digits in (("h200-float32", "graph_ms", 2), ("h200-float32", "ms", 1), ("cpu-float32", "ms", 0)):
+        rows = rows_of(f"layer-{name}")
         assert len(rows) == 8
         for row in rows:
-            shape, times = row["shape"], [row["training"][c][way] for c in ("ours", "branches", "dense")]
+            shape, times = row["shape"], [row["training"][c][timing] for c in ("ours", "branches", "dense")]
             label = f"{shape['name']} ({shape['batch']}x{shape['length']}x{shape['channels']})"
             assert f"| {label} | " + " | ".join(f"{ms:.{digits}f}" for ms in times) + " |" in page, label
 
 
 def test_times_of_models_on_the_page_are_those_recorded():
     page = (ROOT / "docs/performance.md").read_text()
-    for row in json.loads((ROOT / "benchmarks/results/model-h200-bfloat16.json").read_text())["rows"]:
+    for row in rows_of("model-h200-bfloat16"):
         for result in (row["training"]["ours"], row["inference"]["merged"]):
             times = [result[timing] for timing in ("compile_graph_ms", "graph_ms", "ms")]
             assert f"| {row['shape']['name']} | " + " | ".join(f"{ms:.1f}" for ms in times) + " |" in page
 
 
 def test_speed_ratios_of_the_readme_are_those_recorded():
-    rows = json.loads((ROOT / "benchmarks/results/model-h200-bfloat16.json").read_text())["rows"]
+    rows = rows_of("model-h200-bfloat16")
     readme = " ".join((ROOT / "README.md").read_text().split())
     for name, other, ours in (("training", "branches", "ours"), ("inference", "dense", "merged")):
         times = [(row[name][other]["graph_ms"], row[name][ours]["graph_ms"]) for row in rows]
@@ -123,11 +128,22 @@ def test_accuracies_of_the_readme_are_those_of_the_results_page():
     assert compared == 4
 
 
-def test_times_of_steps_on_the_page_are_those_recorded():
-    page = (ROOT / "docs/streaming.md").read_text()
-    for row in json.loads((ROOT / "benchmarks/results/streaming-cpu-float32.json").read_text())["rows"]:
-        names = ("fourier 1", "fourier 32", "dilated 8", "dense", "window", "attention")
-        assert " | ".join(f"{row[name]['ms']:.3g}" for name in names) in page
+@pytest.mark.parametrize(
+    ("page", "record", "key", "names"),
+    [
+        ("streaming", "streaming-cpu-float32", "ms", "fourier 1; fourier 32; dilated 8; dense; window; attention"),
+        (
+            "language",
+            "generation-cpu-float32",
+            "tokens_per_s",
+            "fourier; dilated; merged; attention; merged, recomputed; attention, recomputed",
+        ),
+    ],
+)
+def test_speeds_of_steps_and_generation_are_those_recorded(page, record, key, names):
+    text = (ROOT / f"docs/{page}.md").read_text()
+    for row in rows_of(record):
+        assert " | ".join(f"{row[name][key]:.3g}" for name in names.split("; ")) in text
 
 
 def test_accuracies_on_the_page_are_those_of_the_papers_tables():
@@ -135,13 +151,6 @@ def test_accuracies_on_the_page_are_those_of_the_papers_tables():
 
     page = (ROOT / "docs/baselines.md").read_text().splitlines()
     assert all(line in page for line in baseline_table([]).splitlines())
-
-
-def test_speeds_of_writing_on_the_page_are_those_recorded():
-    page = (ROOT / "docs/language.md").read_text()
-    for row in json.loads((ROOT / "benchmarks/results/generation-cpu-float32.json").read_text())["rows"]:
-        names = ("fourier", "dilated", "merged", "attention", "merged, recomputed", "attention, recomputed")
-        assert " | ".join(f"{row[name]['tokens_per_s']:.3g}" for name in names) in page
 
 
 def test_files_of_the_architecture_page_exist():
