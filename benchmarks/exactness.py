@@ -1,4 +1,4 @@
-"""How exact is it? Errors of merging, of training with one convolution, and of other rates, as Markdown and JSON.
+"""Measure the errors of merging, of training with one convolution, and of other rates; print Markdown, write JSON.
 
 python benchmarks/exactness.py [benchmarks/results/exactness.json]
 """
@@ -21,7 +21,7 @@ L, D, B = 4096, 16, 4
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """Norm of the difference over the norm of b."""
+    """Return the norm of a - b relative to the norm of b."""
     return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
@@ -40,19 +40,19 @@ def randomise(layer: MRConv) -> MRConv:
 
 
 def with_backend(layer: MRConv, backend: str, dtype: torch.dtype) -> MRConv:
-    """Return a copy that computes in another way."""
+    """Return a copy with another backend and dtype."""
     other = copy.deepcopy(layer).to(dtype)
     other.backend = backend
     return other
 
 
 def merge_and_training(kind: str) -> dict[str, float]:
-    """Errors against N branches in float64, bidirectional, kernel_size 8."""
+    """Return the errors with respect to N branches in float64, bidirectional, kernel_size 8."""
     torch.manual_seed(0)
     layer = randomise(MRConv(D, L, kernel=kind, kernel_size=8, bidirectional=True, dtype=torch.float64))
-    u, pull = torch.randn(B, L, D, dtype=torch.float64), torch.randn(B, L, D, dtype=torch.float64)
+    u, grad = torch.randn(B, L, D, dtype=torch.float64), torch.randn(B, L, D, dtype=torch.float64)
     exact = with_backend(layer, "reference", torch.float64)
-    exact(u).backward(pull)
+    exact(u).backward(grad)
     largest = max(p.grad.norm().item() for p in exact.parameters() if p.grad is not None)
     result = {}
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
@@ -61,7 +61,7 @@ def merge_and_training(kind: str) -> dict[str, float]:
             expected = with_backend(layer, "reference", torch.float64).eval()(u)
             result[f"merged {name}"] = relative(merged(u.to(dtype)), expected)
         fast = with_backend(layer, "torch", dtype)
-        fast(u.to(dtype)).backward(pull.to(dtype))
+        fast(u.to(dtype)).backward(grad.to(dtype))
         pairs = zip(fast.parameters(), exact.parameters(), strict=True)
         errors = [
             (p.grad.double() - q.grad).norm().item() for p, q in pairs if p.grad is not None and q.grad is not None
@@ -71,7 +71,7 @@ def merge_and_training(kind: str) -> dict[str, float]:
 
 
 def offset(size: float) -> float:
-    """Error of the branches' float32 sum in training mode where the input has a mean of `size` deviations."""
+    """Return the float32 error of the branches' sum in training mode for an input with a mean of `size` deviations."""
     torch.manual_seed(0)
     layer = MRConv(D, L, kernel_size=4)
     u = torch.randn(B, L, D) + size
@@ -92,7 +92,7 @@ def low_frequencies(seed: int) -> Tensor:
 
 @torch.no_grad()
 def half_rate(kernel_size: int, bidirectional: bool) -> dict[str, float]:
-    """Error at half the rate against the decimated output: of a whole fresh layer, and of its branches by length."""
+    """Return the errors at half the rate with respect to the decimated output: of a new layer, and of its branches."""
     torch.manual_seed(0)
     layer = MRConv(D, L, kernel_size=kernel_size, bidirectional=bidirectional, dtype=torch.float64)
     for step in range(50):
@@ -109,12 +109,12 @@ def half_rate(kernel_size: int, bidirectional: bool) -> dict[str, float]:
     return result
 
 
-def table(title: str, rows: dict[str, dict[str, float]]) -> str:
-    """Return rows as a Markdown table."""
-    columns = list(next(iter(rows.values())))
+def table(title: str, errors: dict[str, dict[str, float]]) -> str:
+    """Return errors as a Markdown table."""
+    columns = list(next(iter(errors.values())))
     lines = [f"| {title} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for name, row in rows.items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[c]:.1e}" if c in row else "" for c in columns) + " |")
+    for name, values in errors.items():
+        lines.append(f"| {name} | " + " | ".join(f"{values[c]:.1e}" if c in values else "" for c in columns) + " |")
     return "\n".join(lines)
 
 
