@@ -135,8 +135,8 @@ def test_a_wrong_pool_raises_even_without_pooling():
 
 
 def test_an_unknown_block_keyword_raises():
-    with pytest.raises(TypeError, match="kernal"):
-        MRConvBlock(4, 16, kernal="fourier")
+    with pytest.raises(TypeError, match="kernels"):
+        MRConvBlock(4, 16, kernels="fourier")
 
 
 def test_a_merged_layer_cannot_be_reset():

@@ -164,8 +164,9 @@ class Predictor:
         predictions: list[Prediction] = []
         for start in range(0, len(raw), batch_size):
             batch = examples[start : start + batch_size]
-            for example, row in zip(batch, self.probabilities(batch), strict=True):
-                predictions.append(self._at(len(predictions), len(raw), self.prediction, example, row))
+            for example, probabilities in zip(batch, self.probabilities(batch), strict=True):
+                index = len(predictions)
+                predictions.append(self._at(index, len(raw), self.prediction, example, probabilities))
         return predictions
 
     @staticmethod
@@ -189,8 +190,8 @@ class Predictor:
             logits = self.model(*xs, *lengths)
             if self.generates:
                 logits = logits[torch.arange(len(indices), device=self.device), lengths[0] - 1]
-            for i, row in zip(indices, softmax(logits), strict=True):
-                results[i] = row
+            for i, probabilities in zip(indices, softmax(logits), strict=True):
+                results[i] = probabilities
         return results
 
     def _batch(self, xs: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:

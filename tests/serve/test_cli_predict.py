@@ -82,8 +82,8 @@ def test_unknown_symbols_are_noted(tmp_path, capsys):
 
 def test_nothing_is_printed_if_one_input_fails(tmp_path, capsys):
     folder = save("values", tmp_path / "model")
-    for name, row in (("good", [1, 2]), ("bad", [1e20, -1e20])):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"values": [row] * 50}))
+    for name, values in (("good", [1, 2]), ("bad", [1e20, -1e20])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"values": [values] * 50}))
     with pytest.raises(SystemExit):
         main(["predict", str(folder), str(tmp_path / "good.json"), str(tmp_path / "bad.json"), "--device", "cpu"])
     printed = capsys.readouterr()

@@ -277,15 +277,15 @@ def test_other_routes_and_methods(text_server):
 
 def correct_answers(server, requests, clients):
     """Send requests from many clients at once; return the number of correct answers."""
-    draw = random.Random(0)
-    texts = ["".join(draw.choices("abcdefgh ", k=draw.randint(1, 180))) for _ in range(50)]
-    truth = [probabilities(post(server, text, "text/plain")) for text in texts]
+    generator = random.Random(0)
+    texts = ["".join(generator.choices("abcdefgh ", k=generator.randint(1, 180))) for _ in range(50)]
+    expected_answers = [probabilities(post(server, text, "text/plain")) for text in texts]
 
     async def client(number, session):
         correct = 0
         for i in range(number, requests, clients):
             response = await session.post(f"{server.url}/predict", json={"text": texts[i % 50]})
-            correct += np.allclose(probabilities(response), truth[i % 50], atol=1e-5)
+            correct += np.allclose(probabilities(response), expected_answers[i % 50], atol=1e-5)
         return correct
 
     async def run_clients():

@@ -45,7 +45,7 @@ def trained(text):
 def test_training_and_evaluation_in_bits(trained, text):
     folder, result = trained
     assert result["metric"] == "bits"
-    assert result["watched"] == "val/bits"
+    assert result["watched"] == "val/bits"  # codespell:ignore watched
     assert result["bits"]["test"] < 1.5 < math.log2(len(set(SENTENCE)))
     assert result["examples"] == {"train": 2213, "val": 123, "test": 123}
     assert result["merged_bits"] == pytest.approx(result["bits"], abs=1e-5)

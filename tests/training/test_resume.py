@@ -371,7 +371,7 @@ def test_environments_whose_steps_were_lost_are_removed(tmp_path):
     assert rundir.environment_history({"hardware": "b"}, path, 0) == {"hardware": "b"}
 
 
-@pytest.mark.parametrize("text", ["", "name: mini\ntask_opt", "name: mini\nepochs:", "name: [", "nam: mini"])
+@pytest.mark.parametrize("text", ["", "name: mini\ntask_opt", "name: mini\nepochs:", "name: [", "title: mini"])
 def test_a_damaged_config_is_reported(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"config\.yaml is not the config of a run: .+"):

@@ -122,7 +122,7 @@ def _mark_best_and_paper(
 ) -> dict[str, Any]:
     """Mark the best epoch and the paper's accuracy; return their handles by label."""
     legend: dict[str, Any] = {}
-    epochs, values = metrics.get(result.get("watched", ""), ([], []))
+    epochs, values = metrics.get(result.get("watched", ""), ([], []))  # codespell:ignore watched
     epoch = result.get("best_epoch")
     if epoch in epochs:
         label, best = f"best: epoch {epoch}", scale * values[epochs.index(epoch)]

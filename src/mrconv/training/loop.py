@@ -133,7 +133,7 @@ def _record(experiment: Experiment, folder: Path, data: Prepared, checkpoints: C
         data.metric: scores[MODEL],
         f"merged_{data.metric}": scores[MERGED],
         "best_epoch": best_epoch,
-        "watched": checkpoints.monitored,
+        "watched": checkpoints.monitored,  # a key of recorded results; codespell:ignore watched
         "epochs": experiment.epochs,
         "epochs_done": epochs_done,
         "parameters": parameters,

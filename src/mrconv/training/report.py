@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .._utils.duration import format_duration
 from .paper_numbers import BASELINES, EXAMPLES, TASKS, mrconv_accuracies, published_for_run
 from .presets import preset_of_run
 from .run_names import REPEATS, changed_keys, run_name
@@ -119,11 +120,8 @@ def mean_and_deviation(values: Sequence[float], unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return hours, minutes and seconds."""
-    if not math.isfinite(seconds):
-        return NOTHING
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    """Return hours, minutes and seconds, or a dash."""
+    return format_duration(seconds) if math.isfinite(seconds) else NOTHING
 
 
 def _epochs(result: Mapping[str, Any]) -> str:
