@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch import nn
 
-from mrconv.training import loop
+from mrconv.training import Experiment, loop
 from mrconv.training import paper_numbers as paper
 from mrconv.training.composition import compose, compose_sweep
 from mrconv.training.evaluation import evaluate, merge
@@ -106,7 +106,7 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
     keys = LAYER if values.get("mixer", "mrconv") == "mrconv" else ["mixer_options"]
     assert {"name", "task", *keys, *MODEL, *RECIPE} <= set(values)
     experiment = compose([f"experiment={preset.experiment}", f"variant={preset.variant or 'null'}"])
-    assert {key: getattr(experiment, key) for key in values} == values
+    assert experiment == Experiment(**values)
     assert experiment.name == preset.name
 
     tiny = data(experiment.task)

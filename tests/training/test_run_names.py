@@ -27,6 +27,8 @@ MACHINE = [
         (["experiment=listops-base", "lr=0.01"], "listops-base-lr0.01"),
         (["experiment=listops-base", "variant=dilated", "lr=1e-5", "depth=4"], "listops-base-dilated-depth4-lr1e-05"),
         (["experiment=listops-base", "lr=0.003"], "listops-base"),
+        (["experiment=pathx-base", "variant=ablation-decay"], "pathx-base-ablation-decay"),
+        (["experiment=pathx-base", "decay=[1.0,2.0]"], "pathx-base-decay1.0-2.0"),
         (["experiment=listops-base", "mixer=s4d", "mixer.d_state=8"], "listops-base-s4d-mixer.d_state8"),
         (["experiment=listops-s4d"], "listops-s4d"),
         (["experiment=listops-base", "kernel=fourier+sparse"], "listops-base-kernel-fourier-sparse"),

@@ -54,7 +54,7 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
     values = preset.values()
     assert set(KEYS) <= set(values)
     experiment = compose([f"experiment={preset.name}"])
-    assert {key: getattr(experiment, key) for key in values} == values
+    assert experiment == Experiment(**values)
     tiny = images()
     monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
