@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,9 @@ def test_files_of_a_path_on_the_architecture_page_are_those_that_run(path):
     assert visited == {name for cell in cells for name in re.findall(r"`([\w/]+\.py)`", cell)}
     if path == "training batch":
         assert len([cell for cell in cells if cell.startswith("| `")]) == 12
+
+
+def test_layers_of_the_architecture_page_are_those_of_the_import_contract():
+    (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    page = (ROOT / "docs/architecture.md").read_text().split("```text\n")[1].split("```")[0]
+    assert page.splitlines() == [layer.replace(" | ", ", ") for layer in contract["layers"]]
