@@ -78,7 +78,7 @@ def test_a_closed_pipe_is_not_an_error(argv):
         (["bench", "layer", "--rounds", "many"], "argument --rounds: must be a positive integer; got 'many'"),
         (["bench", "layer", "--dtype", "float16"], "'float16'"),
         (["bench", "layer", "--device", "tpu"], "'tpu'"),
-        (["bench", "layer", "--only", "Txt"], "argument --only: 'Txt' is not"),
+        (["bench", "layer", "--only", "Txt"], "argument --only: 'Txt' must be the name, or the start of the name"),
         (["bench", "layer", "--compile"], "unrecognized arguments: --compile"),
         (["bench", "model", "--only", "Speech"], "'ListOps', 'Text', 'Image', 'Path-X'"),
         (["bench", "length", "--out", "/dev/null/a.json"], "argument --out: cannot write /dev/null/a.json"),
