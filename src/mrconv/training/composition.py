@@ -46,9 +46,9 @@ def _register() -> None:
     OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
 
 
-def _resolve_run_name(*swept: str, _root_: DictConfig) -> str:
+def _resolve_run_name(*naming_keys: str, _root_: DictConfig) -> str:
     keys = [key for key in _root_ if key != "hydra"]
-    return run_name(OmegaConf.to_container(OmegaConf.masked_copy(_root_, keys), resolve=True), swept)  # type: ignore[arg-type]
+    return run_name(OmegaConf.to_container(OmegaConf.masked_copy(_root_, keys), resolve=True), naming_keys)  # type: ignore[arg-type]
 
 
 _register()
@@ -118,7 +118,8 @@ def compose(settings: Sequence[str]) -> Experiment:
     """Return the experiment that the settings define."""
     check_settings(settings)
     with _hydra():
-        return _experiment(hydra.compose(CONFIG, hydra_overrides(settings)))
+        overrides = hydra_overrides(settings)
+        return _experiment(hydra.compose(CONFIG, overrides), _naming_keys(_parse(overrides)))
 
 
 def compose_sweep(settings: Sequence[str]) -> list[Experiment]:
@@ -128,9 +129,9 @@ def compose_sweep(settings: Sequence[str]) -> list[Experiment]:
         sweeper, overrides = _sweep(hydra_overrides(settings))
         if not sweeper._target_.endswith(".BasicSweeper"):
             return []
-        swept = _swept_keys(overrides)
+        keys = _naming_keys(overrides)
         jobs = itertools.product(*map(_alternatives, overrides))
-        experiments = [_experiment(hydra.compose(CONFIG, list(job)), swept) for job in jobs]
+        experiments = [_experiment(hydra.compose(CONFIG, list(job)), keys) for job in jobs]
     folders = [Path(e.out, f"{e.name}-seed{e.seed}") for e in experiments]
     for folder in folders:
         if folders.count(folder) > 1:
@@ -140,11 +141,14 @@ def compose_sweep(settings: Sequence[str]) -> list[Experiment]:
 
 def _sweep(overrides: Sequence[str]) -> tuple[DictConfig, list[Override]]:
     """Return the sweeper's config and the overrides, with the parameters that the config sweeps over."""
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    fixed = [text for text in overrides if not parser.parse_override(text).is_sweep_override()]
+    fixed = [text for text in overrides if not _parse([text])[0].is_sweep_override()]
     sweeper = hydra.compose(CONFIG, fixed, return_hydra_config=True).hydra.sweeper
     parameters = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    return sweeper, parser.parse_overrides([*parameters, *overrides])
+    return sweeper, _parse([*parameters, *overrides])
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(overrides))
 
 
 def _alternatives(override: Override) -> list[str]:
@@ -154,12 +158,14 @@ def _alternatives(override: Override) -> list[str]:
     return [f"{key}={override.get_value_element_as_str()}"]
 
 
-def _swept_keys(overrides: Sequence[Override]) -> list[str]:
-    """Return the keys that a sweep varies, as `run_name` takes them."""
-    swept = [each.get_key_element().lstrip("+") for each in overrides if each.is_sweep_override()]
-    if "experiment" in swept and any(each.get_key_element() == "name" for each in overrides):
-        raise ValueError("name cannot be set in a sweep over experiments or variants, which are named after them")
-    return [key.replace("_options.", ".") for key in swept]
+def _naming_keys(overrides: Sequence[Override]) -> list[str]:
+    """Return the keys that a sweep varies, and "name" if it is set, as `run_name` takes them."""
+    keys = [each.get_key_element().lstrip("+") for each in overrides if each.is_sweep_override()]
+    if any(each.get_key_element().lstrip("+") == "name" for each in overrides):
+        if "experiment" in keys:
+            raise ValueError("name cannot be set in a sweep over experiments or variants, which are named after them")
+        keys.append("name")
+    return [key.replace("_options.", ".") for key in keys]
 
 
 @contextmanager
@@ -174,14 +180,14 @@ def _hydra() -> Iterator[None]:
         raise ValueError((f"{key}: " if key else "") + str(cause).strip().splitlines()[0]) from error
 
 
-def _experiment(config: DictConfig, swept: Sequence[str] = ()) -> Experiment:
+def _experiment(config: DictConfig, naming_keys: Sequence[str]) -> Experiment:
     """Return the experiment of a composed config, named after what differs from its preset."""
     experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
     if experiment.mixer != "conv":  # ConvNeXt's own, for images
         mixer_class(experiment.mixer)  # raises ValueError if unknown
     if experiment.data:
         experiment.data = os.path.normpath(experiment.data)
-    experiment.name = run_name(vars(experiment), swept)
+    experiment.name = run_name(vars(experiment), naming_keys)
     return experiment
 
 
@@ -195,35 +201,35 @@ FAILURES = (DataError, ValueError, OSError, JobFailed)
 
 def launch(settings: Sequence[str], multirun: bool, job: Callable[[Experiment, Path], None]) -> None:
     """Run one job, or the jobs of a sweep, with Hydra's launcher and sweeper."""
-    overrides, errors, swept = hydra_overrides(settings), list[Exception](), list[str]()
+    overrides, errors, keys = hydra_overrides(settings), list[Exception](), list[str]()
 
     def task(config: DictConfig) -> None:
         runtime = HydraConfig.get()
         folder = runtime.runtime.output_dir
         try:
-            job(_experiment(config, swept), Path(folder))
+            job(_experiment(config, keys), Path(folder))
         except Exception as error:
             if not multirun:
                 errors.append(error)  # Hydra would print a longer report
                 return
             if not isinstance(error, FAILURES):
                 traceback.print_exc()
-            varied = " ".join(text for text in runtime.overrides.task if _is_swept(text, swept))
+            varied = " ".join(text for text in runtime.overrides.task if _key(text) in set(keys) - {"name"})
             report = f"{folder} ({varied}): {' '.join(str(error).split())}"
             print(f"failed: {report}", file=sys.stderr, flush=True)
             raise JobFailed(report) from error
 
     with _hydra():
         runner: Any = GlobalHydra.instance().hydra  # only `hydra.main` is public, and it reads sys.argv itself
+        keys = _naming_keys(_sweep(overrides)[1] if multirun else _parse(overrides))
+        folder = f"${{run_name:{','.join(keys)}}}-seed${{seed}}"
         if multirun:
-            swept = _swept_keys(_sweep(overrides)[1])
-            folder = f"hydra.sweep.subdir=${{run_name:{','.join(swept)}}}-seed${{seed}}"
-            runner.multirun(CONFIG, task, [folder, *overrides, "hydra.mode=MULTIRUN"])
+            runner.multirun(CONFIG, task, [f"hydra.sweep.subdir={folder}", *overrides, "hydra.mode=MULTIRUN"])
         else:
-            runner.run(CONFIG, task, [*overrides, "hydra.mode=RUN"])
+            runner.run(CONFIG, task, [f"hydra.run.dir=${{out}}/{folder}", *overrides, "hydra.mode=RUN"])
     if errors:
         raise errors[0]
 
 
-def _is_swept(override: str, swept: Sequence[str]) -> bool:
-    return override.partition("=")[0].lstrip("+").replace("_options.", ".") in swept
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+").replace("_options.", ".")

@@ -43,13 +43,14 @@ def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
 
     A preset's name is followed by the keys that differ from the preset, for example `listops-base-lr0.01`; another
     mixer by its value alone, `listops-base-s4d`. Without a preset, the task or the file name of `data` stands in its
-    place. Any other `name` is kept, followed by the swept keys. Keys of the machine appear only if they are swept.
+    place. A name that the user chose ("name" is in `swept`, or the name is not a preset's) is kept, followed by the
+    swept keys. Keys of the machine appear only if they are swept.
     """
     values = dict(values) | {"data": os.path.normpath(values["data"]) if values.get("data") else ""}
-    preset = find_preset(values["name"])
+    preset = None if "name" in swept else find_preset(values["name"])
     if preset is not None:
         name, changes = preset.name, changed_keys(values, preset.values())
-    elif values["name"] == Experiment.name:
+    elif values["name"] == Experiment.name and "name" not in swept:
         name, changes = _without_preset(values, swept)
     else:
         flat = flatten_options(values)
