@@ -113,6 +113,13 @@ def create_app(served: ServedModel, options: Options) -> FastAPI:
         """Predict a sequence that arrives in chunks, or generate text."""
         await streams.serve(socket)
 
+    _add_information_routes(app, served, metrics, options)
+    return app
+
+
+def _add_information_routes(app: FastAPI, served: ServedModel, metrics: Metrics, options: Options) -> None:
+    """Add the routes that do not run the model."""
+
     @app.get("/model")
     async def model() -> dict[str, Any]:
         """Return the description of the model and its inputs."""
@@ -134,8 +141,6 @@ def create_app(served: ServedModel, options: Options) -> FastAPI:
     async def index() -> HTMLResponse:
         """Return the demo page."""
         return HTMLResponse(page, headers={"content-security-policy": CONTENT_SECURITY_POLICY})
-
-    return app
 
 
 async def read_body(request: Request, options: Options) -> bytes:
