@@ -184,8 +184,8 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__.split("+")[0],
         }
-        kept = set(PRECISIONS) - set(given.precision)
-        if kept and machine != {name: table.get(kind, {}).get(name) for name in machine}:
+        others = set(PRECISIONS) - set(given.precision)
+        if others and machine != {name: table.get(kind, {}).get(name) for name in machine}:
             parser.error(
                 f"the table's other costs of {kind} come from another machine or torch: measure all precisions"
             )

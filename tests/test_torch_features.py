@@ -27,12 +27,12 @@ def test_compiles_as_one_graph_in_training_eval_and_merged(kind, backend):
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("inductor needs a C++ compiler")
     torch._dynamo.reset()
-    plain = build(kind)
-    tested = copy.deepcopy(plain)
+    eager = build(kind)
+    tested = copy.deepcopy(eager)
     compiled = torch.compile(tested, fullgraph=True, backend=backend)
     u, lengths = torch.randn(3, 32, 4), torch.tensor([32, 5, 9])
     for kwargs in ({}, {"lengths": lengths}):
-        y, du, grads = training_step(plain, u, **kwargs)
+        y, du, grads = training_step(eager, u, **kwargs)
         tested.train()
         tested.zero_grad()
         x = u.clone().requires_grad_()
@@ -43,13 +43,13 @@ def test_compiles_as_one_graph_in_training_eval_and_merged(kind, backend):
         largest = max(g.norm() for g in grads.values())
         for name, p in tested.named_parameters():
             assert (p.grad - grads[name]).norm() < 1e-4 * largest, name
-    for (name, a), b in zip(plain.named_buffers(), tested.buffers(), strict=True):
+    for (name, a), b in zip(eager.named_buffers(), tested.buffers(), strict=True):
         assert torch.allclose(a, b, atol=1e-5), name
-    plain.eval()
+    eager.eval()
     tested.eval()
-    assert relative(compiled(u), plain(u)) < 1e-5
-    merged = copy.deepcopy(plain).reparameterize()
-    assert relative(torch.compile(merged, fullgraph=True, backend="aot_eager")(u), plain(u)) < 1e-5
+    assert relative(compiled(u), eager(u)) < 1e-5
+    merged = copy.deepcopy(eager).reparameterize()
+    assert relative(torch.compile(merged, fullgraph=True, backend="aot_eager")(u), eager(u)) < 1e-5
 
 
 def test_a_model_compiles_as_one_graph():
@@ -85,12 +85,12 @@ def test_autocast_equals_an_input_in_its_dtype(kind, kernel_size):
 def test_a_block_compiles_as_one_graph_under_autocast(kind, kernel_size):
     torch._dynamo.reset()
     block, u = MRConvBlock(4, 32, kernel=kind, kernel_size=kernel_size), torch.randn(3, 32, 4)
-    plain = copy.deepcopy(block)
+    eager = copy.deepcopy(block)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = torch.compile(block, fullgraph=True, backend="aot_eager")(u)
-        assert relative(y, plain(u)) < 1e-6
+        assert relative(y, eager(u)) < 1e-6
     assert y.dtype == torch.float32  # as the residual
-    assert relative(y, copy.deepcopy(plain)(u)) > 1e-4
+    assert relative(y, copy.deepcopy(eager)(u)) > 1e-4
     y.sum().backward()
 
 

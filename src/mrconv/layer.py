@@ -176,9 +176,9 @@ class MRConv(Mixer, CachedIntegerBuffers):
         if longest == 0:
             return as_autocast(u.new_zeros(*u.shape[:2], self.heads * self.d_model))
         # Drop positions past the longest sequence: less work, and padding does not cost the statistics accuracy.
-        kept = u[:, :longest]
-        padding = ~valid_mask(lengths, kept)
-        y = as_autocast(self.convolve(kept.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
+        x = u[:, :longest]
+        padding = ~valid_mask(lengths, x)
+        y = as_autocast(self.convolve(x.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
         return F.pad(y.masked_fill(padding, 0), (0, 0, 0, u.shape[1] - longest))
 
     def convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool = False) -> Tensor:

@@ -52,8 +52,8 @@ class SequenceBatchNorm(nn.BatchNorm1d):
         if not self.training or (mask is None and not self.sync_stats):
             return super().forward(x.flatten(0, 1)).view_as(x)
         wide = x.to(compute_dtype(x))
-        kept = wide if mask is None else wide.masked_fill(~mask, 0)
-        sums = torch.stack([kept.sum((0, 1)), kept.square().sum((0, 1))])
+        valid = wide if mask is None else wide.masked_fill(~mask, 0)
+        sums = torch.stack([valid.sum((0, 1)), valid.square().sum((0, 1))])
         count = x.shape[0] * x.shape[1] if mask is None else mask.sum()
         mean, var, total = mean_and_variance(sums, count, self.sync_stats)
         update_running_statistics(self, mean, var, total)

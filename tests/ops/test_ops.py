@@ -1,4 +1,4 @@
-"""Every op equals its plain reference, in values and gradients."""
+"""Every op equals its reference, in values and gradients."""
 
 import pytest
 import torch
@@ -119,8 +119,8 @@ def test_branch_sum_equals_all_branches(L, lags, expensive, masked, skipped, mon
     statistics = []
     tensors = u, weight, *(double(4, len(at)) for at in lags), *skip_and_bias
     assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), *tensors, tolerance=1e-9)
-    for fast, plain in zip(*statistics, strict=True):
-        assert torch.allclose(fast, plain, rtol=1e-9, atol=1e-11)
+    for fast, reference in zip(*statistics, strict=True):
+        assert torch.allclose(fast, reference, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("size", [1, 30, 150, 10**6])

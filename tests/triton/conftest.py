@@ -1,4 +1,4 @@
-"""Triton's kernels: on a GPU for real, else through its interpreter, which `make test` switches on for this folder."""
+"""Fixtures for Triton kernels, which run on a GPU or in Triton's interpreter, as in `make test`."""
 
 import os
 

@@ -33,8 +33,8 @@ def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
         return call
 
     skip_and_bias = [double(5), double(5)] if skipped else []
-    fast, plain = run(ops.branch_sum, MOVING_SUM), run(ops.branch_sum_reference)
-    assert_same(fast, plain, u, double(len(widths), 5), double(len(widths), 5), *skip_and_bias)
+    fast, reference = run(ops.branch_sum, MOVING_SUM), run(ops.branch_sum_reference)
+    assert_same(fast, reference, u, double(len(widths), 5), double(len(widths), 5), *skip_and_bias)
 
 
 def test_moving_sums_keep_float32_accuracy_over_a_long_sequence():
@@ -65,12 +65,12 @@ def both(widths, periods, lengths, mask):
         kernels = ModeKernels(coefficients, widths, periods)
         return masked_sum(ops.branch_sum, u, kernels, weight, skip_and_bias, lengths, mask, MOVING_MODES)
 
-    def plain(u, coefficients, weight, *skip_and_bias):
+    def reference(u, coefficients, weight, *skip_and_bias):
         branches = zip(coefficients, widths, periods, strict=True)
         kernels = [Taps(kernel_of(c, w, period), range(w)) for c, w, period in branches]
         return masked_sum(ops.branch_sum_reference, u, kernels, weight, skip_and_bias, lengths, mask)
 
-    return fast, plain
+    return fast, reference
 
 
 BRANCHES = {  # modes, widths, periods
@@ -146,9 +146,9 @@ def test_modes_in_lower_precision_match_float64(dtype, branches):
         x.float().double()
         for x in (double(len(widths), 5, 2 * modes - 1), double(len(widths), 5), double(5), double(5))
     ]
-    fast, plain = both(widths, periods, lengths, mask)
+    fast, reference = both(widths, periods, lengths, mask)
     y, grads = gradients(fast, u.to(DEVICE, dtype), *(x.to(DEVICE).float() for x in others))
-    expected, expected_grads = gradients(plain, u, *others)
+    expected, expected_grads = gradients(reference, u, *others)
     tolerance = 2e-6 if dtype == torch.float32 else 5e-3
     assert y.dtype == grads[0].dtype == dtype
     assert relative(y.double().cpu(), expected) < tolerance
@@ -161,9 +161,9 @@ def test_modes_keep_float32_accuracy_over_a_long_sequence():
     widths = [w for w in (2, 8, 64, 512, 4096, 65_536) if w <= L]
     u, mask = (torch.randn(1, L, 2) + 0.2).transpose(1, 2), torch.ones(1, 1, L, dtype=torch.bool)
     others = [torch.randn(len(widths), 2, 5), torch.randn(len(widths), 2), torch.randn(2), torch.randn(2)]
-    fast, plain = both(widths, [max(w, 4) for w in widths], None, mask)
+    fast, reference = both(widths, [max(w, 4) for w in widths], None, mask)
     y, grads = gradients(fast, u.to(DEVICE), *(x.to(DEVICE) for x in others))
-    expected, expected_grads = gradients(plain, u.double(), *(x.double() for x in others))
+    expected, expected_grads = gradients(reference, u.double(), *(x.double() for x in others))
     for a, b in zip((y, *grads), (expected, *expected_grads), strict=True):
         assert relative(a.double().cpu(), b) < 2e-6
 

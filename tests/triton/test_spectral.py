@@ -53,9 +53,9 @@ def test_branch_sum(L, lags, masked, channels_last, skipped):
 
         return call
 
-    fast, plain = run(ops.branch_sum, Selection(Algorithm.SPECTRAL, True)), run(ops.branch_sum_reference)
+    fast, reference = run(ops.branch_sum, Selection(Algorithm.SPECTRAL, True)), run(ops.branch_sum_reference)
     skip_and_bias = [double(5), double(5)] if skipped else []
-    assert_same(fast, plain, u, double(len(lags), 5), *values, *skip_and_bias)
+    assert_same(fast, reference, u, double(len(lags), 5), *values, *skip_and_bias)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 16, 130), (5, 10, 300)])

@@ -58,8 +58,8 @@ def check_branches(lags, skipped, u, lengths, mask):
         return call
 
     values = [double(C, len(at)) for at in lags]
-    fast, plain = run(ops.branch_sum, Selection(Algorithm.TAPS, True)), run(ops.branch_sum_reference)
-    assert_same(fast, plain, u, double(len(lags), C), double(C), double(C), *values)
+    fast, reference = run(ops.branch_sum, Selection(Algorithm.TAPS, True)), run(ops.branch_sum_reference)
+    assert_same(fast, reference, u, double(len(lags), C), double(C), double(C), *values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -46,10 +46,10 @@ def problem(B, C, L, sizes, masked=False, skip=True, order=channels_last):
 
 
 def assert_same(u, lengths, mask, others, sizes, causal):
-    fast, plain = both(sizes, causal, lengths, mask)
+    fast, reference = both(sizes, causal, lengths, mask)
     x, rest = channels_like(u), [x.to(DEVICE).float() for x in others]
     y, grads = gradients(lambda *a: fast(*a)[0] * mask.to(DEVICE), x, *rest)
-    expected, expected_grads = gradients(lambda *a: plain(*a)[0] * mask, u, *others)
+    expected, expected_grads = gradients(lambda *a: reference(*a)[0] * mask, u, *others)
     assert y.dtype == grads[0].dtype == torch.bfloat16
     assert y.stride() == x.stride() == grads[0].stride()
     assert relative(y.double().cpu(), expected) < TOLERANCE
@@ -100,9 +100,9 @@ def test_gradients_where_much_cancels():
     u = (0.5 + torch.cos(t / 60 + torch.arange(6).view(3, 2, 1))).bfloat16()
     kernels = [torch.cat([torch.ones(2, n // 2), -torch.ones(2, n // 2)], 1) / n for n in sizes]
     weight, mask = torch.rand(4, 2) + 0.5, torch.ones(3, 1, 600, dtype=torch.bool)
-    fast, plain = both(sizes, 2, None, mask)
+    fast, reference = both(sizes, 2, None, mask)
     x = u.double().requires_grad_()
-    y, *_ = plain(x, *(z.double() for z in (weight, *kernels)))
+    y, *_ = reference(x, *(z.double() for z in (weight, *kernels)))
     g = (y.detach() + 0.1 * torch.randn(3, 2, 600)).bfloat16()
     (expected,) = torch.autograd.grad(y, x, g.double())
     x = u.to(DEVICE).requires_grad_()
@@ -114,9 +114,9 @@ def test_gradients_where_much_cancels():
 def test_statistics():
     sizes = (2, 40, 150, 30)
     u, lengths, mask, others = problem(4, 3, 300, sizes, masked=True)
-    fast, plain = both(sizes, 3, lengths, mask)
+    fast, reference = both(sizes, 3, lengths, mask)
     statistics = fast(channels_like(u), *(x.to(DEVICE).float() for x in others))[1:]
-    for a, b in zip(statistics, plain(u, *others)[1:], strict=True):
+    for a, b in zip(statistics, reference(u, *others)[1:], strict=True):
         assert a.dtype == torch.float32
         assert relative(a.double().cpu(), b) < TOLERANCE
 

@@ -1,4 +1,4 @@
-"""Pure functions on tensors of shape (batch, channels, length), each tested against a plain reference."""
+"""Pure functions on tensors of shape (batch, channels, length), each tested against a reference in plain torch."""
 
 from ._common import Lags, Taps, compute_dtype, constants, triton_unavailable
 from .branch_sum.op import BranchSum, ModeKernels, Normalization, branch_sum

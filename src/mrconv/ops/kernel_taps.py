@@ -59,11 +59,3 @@ def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:
     """Return a dense kernel with one value for each lag, in ascending order of lags."""
     values = values.expand(-1, len(lags))
     return (values.flip(1), lags[::-1]) if lags.step < 0 else (values, lags)
-
-
-def one_direction(values: Tensor, lags: Lags, anticausal: bool) -> Tensor:
-    """Return a causal kernel dense from lag 0 on, or an anticausal one dense from lag -1 on, backwards."""
-    if isinstance(lags, range):
-        return values.expand(-1, len(lags))
-    positions = tuple(-1 - lag if anticausal else lag for lag in lags)
-    return densify(values, positions, 0, 1 + max(positions, default=0))

@@ -42,7 +42,7 @@ def _at(x, t, j, c, x_l, x_c):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load(x, t, j, c, x_l, x_c, C, L, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return x at positions t + j and channels c, zero outside of it."""
+    """Return x at positions t + j and channels c, zero outside."""
     inside = (t + j).to(tl.uint32) < L.to(tl.uint32)
     return tl.load(_at(x, t, j, c, x_l, x_c), inside[:, None] & (c < C)[None, :], 0.0).to(WIDE)
 

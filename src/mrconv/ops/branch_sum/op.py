@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._common import Taps, compute_dtype, contiguous, empty_contiguous, reject_forward_mode, use_triton
-from ..kernel_taps import one_direction
+from ..kernel_taps import densify
 from ..select import Algorithm, BranchShape, Selection, select_branch_sum
 from .spectral import SpectralBranches
 from .statistics import BatchStatistics, centring_shift, mean_and_variance, normalization_backward, valid_count
@@ -112,15 +112,24 @@ def _pack(kernels: Sequence[Taps] | ModeKernels, algorithm: Algorithm, triton: b
     if algorithm is Algorithm.MOVING_SUM:
         return torch.cat([kernel.values for kernel in kernels], 1).t().contiguous(), (sizes,)
     causal = next((i for i, kernel in enumerate(kernels) if kernel.lags and kernel.lags[0] < 0), len(kernels))
-    dense = [one_direction(*kernel, anticausal=i >= causal) for i, kernel in enumerate(kernels)]
+    dense = [_dense(kernel, anticausal=i >= causal) for i, kernel in enumerate(kernels)]
     layout = [kernel.shape[1] for kernel in dense], causal
     return torch.cat(dense, 1), (*layout, triton) if algorithm is Algorithm.SPECTRAL else layout
+
+
+def _dense(kernel: Taps, anticausal: bool) -> Tensor:
+    """Return a causal kernel dense from lag 0 on, or an anticausal one dense from lag -1 on, backwards."""
+    values, lags = kernel
+    if isinstance(lags, range):
+        return values.expand(-1, len(lags))
+    positions = tuple(-1 - lag if anticausal else lag for lag in lags)
+    return densify(values, positions, 0, 1 + max(positions, default=0))
 
 
 class Computation(Protocol):
     """One algorithm on one batch: constructed for the forward pass, and again for the backward pass.
 
-    `kernels` holds the kernels of all branches, and `layout` tells them apart.
+    `kernels` holds the kernels of all branches, and `layout` describes them.
     """
 
     def __init__(self, u: Tensor, kernels: Tensor, lengths: Tensor | None, *layout: Any) -> None: ...
@@ -143,8 +152,33 @@ _STATISTICS = "Tensor mean, Tensor var, Tensor count, Tensor saved"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
+def _forward(algorithm, u, kernels, weight, skip, bias, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
+    """Compute y, mean, var, count and the tensor that the algorithm saves."""
+    computation: Computation = algorithm(u, kernels, lengths, *layout)
+    sums, saved = computation.moments()
+    mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
+    scale = weight.to(var.dtype) * torch.rsqrt(var + eps)
+    y = computation.output(scale, skip, centring_shift(bias, scale, mean))
+    saved = u.new_empty(0) if saved is None else saved
+    return y, *(x.to(compute_dtype(u, kernels)) for x in (mean, var, count, saved))
+
+
+def _backward(  # type: ignore[no-untyped-def]
+    algorithm, grad, u, kernels, weight, skip, bias, lengths, mean, var, count, saved, eps, sync, *layout
+):
+    """Compute the gradients of u, kernels, weight, skip and bias."""
+    computation: Computation = algorithm(u, kernels, lengths, *layout)
+    inner, g_sum, dskip = computation.products(grad)
+    statistics = BatchStatistics(mean, var, count)
+    dweight, s, q, a = normalization_backward(inner, g_sum, weight.to(var.dtype), statistics, eps, sync)
+    du, dkernels = computation.gradients(s, q, a, skip, saved)
+    dkernels = dkernels.to(kernels.dtype, memory_format=torch.contiguous_format).contiguous()
+    dskip, dbias = (x.to(weight.dtype, copy=True) for x in (dskip, g_sum))
+    return du, dkernels, dweight.to(weight.dtype), dskip, dbias
+
+
 def _register(
-    algorithm: Algorithm,
+    name: str,
     layout: str,
     load: Callable[[], type[Computation]],
     saved_shape: Callable[..., tuple[int, ...]] = lambda kernels, weight, *layout: (0,),
@@ -154,43 +188,26 @@ def _register(
     `layout` is the schema of the arguments that describe the kernels. `load` returns the class; it imports Triton only
     when the op runs.
     """
-    name = f"mrconv::branch_sum_{algorithm}"
-
-    def forward(u, kernels, weight, skip, bias, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
-        computation = load()(u, kernels, lengths, *layout)
-        sums, saved = computation.moments()
-        mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
-        scale = weight.to(var.dtype) * torch.rsqrt(var + eps)
-        y = computation.output(scale, skip, centring_shift(bias, scale, mean))
-        saved = u.new_empty(0) if saved is None else saved
-        return y, *(x.to(compute_dtype(u, kernels)) for x in (mean, var, count, saved))
-
-    def backward(grad, u, kernels, weight, skip, bias, lengths, mean, var, count, saved, eps, sync, *layout):  # type: ignore[no-untyped-def]
-        computation = load()(u, kernels, lengths, *layout)
-        inner, g_sum, dskip = computation.products(grad)
-        statistics = BatchStatistics(mean, var, count)
-        dweight, s, q, a = normalization_backward(inner, g_sum, weight.to(var.dtype), statistics, eps, sync)
-        du, dkernels = computation.gradients(s, q, a, skip, saved)
-        dkernels = dkernels.to(kernels.dtype, memory_format=torch.contiguous_format).contiguous()
-        dskip, dbias = (x.to(weight.dtype, copy=True) for x in (dskip, g_sum))
-        return du, dkernels, dweight.to(weight.dtype), dskip, dbias
-
-    forward_op = torch.library.custom_op(
-        name, forward, mutates_args=(), schema=f"({_TENSORS}, float eps, bool sync, {layout}) -> {_FIVE}"
-    )
-    backward_op = torch.library.custom_op(
-        f"{name}_backward",
-        backward,
+    options = f"float eps, bool sync, {layout}"
+    forward = torch.library.custom_op(
+        f"mrconv::branch_sum_{name}",
+        lambda *arguments: _forward(load(), *arguments),
         mutates_args=(),
-        schema=f"(Tensor grad, {_TENSORS}, {_STATISTICS}, float eps, bool sync, {layout}) -> {_FIVE}",
+        schema=f"({_TENSORS}, {options}) -> {_FIVE}",
+    )
+    backward = torch.library.custom_op(
+        f"mrconv::branch_sum_{name}_backward",
+        lambda *arguments: _backward(load(), *arguments),
+        mutates_args=(),
+        schema=f"(Tensor grad, {_TENSORS}, {_STATISTICS}, {options}) -> {_FIVE}",
     )
 
-    @forward_op.register_fake
+    @forward.register_fake
     def _(u, kernels, weight, skip, bias, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
         shapes = weight.shape, weight.shape, (), saved_shape(kernels, weight, *layout)
         return torch.empty_like(u), *(u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes)
 
-    @backward_op.register_fake
+    @backward.register_fake
     def _(grad, u, kernels, weight, *rest):  # type: ignore[no-untyped-def]
         vectors = (weight.new_empty(weight.shape[1]) for _ in range(2))
         return torch.empty_like(u), *empty_contiguous(kernels, weight), *vectors
@@ -200,12 +217,12 @@ def _register(
         ctx.save_for_backward(*inputs[:6], *output[1:])
 
     def vjp(ctx: Any, grad: Any, *_: Any) -> Any:
-        *grads, dskip, dbias = backward_op(grad, *ctx.saved_tensors, *ctx.options)
+        *grads, dskip, dbias = backward(grad, *ctx.saved_tensors, *ctx.options)
         optional = (g if ctx.needs_input_grad[3 + i] else None for i, g in enumerate((dskip, dbias)))
         return *grads, *optional, *([None] * (1 + len(ctx.options)))
 
-    forward_op.register_autograd(vjp, setup_context=setup)
-    return forward_op
+    forward.register_autograd(vjp, setup_context=setup)
+    return forward
 
 
 def _toeplitz() -> type[Computation]:
