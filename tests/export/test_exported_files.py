@@ -247,7 +247,7 @@ def test_the_command_takes_a_run_or_a_saved_model(tmp_path, capsys):
     assert main(["export", str(run), "--format", "torch"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"{run / 'model.pt2'}: 0.")
-    assert "largest difference from PyTorch, relative: " in printed
+    assert "largest relative difference from PyTorch: " in printed
     assert "1 x 30, 3 x 15, 2 x 1" in printed
     assert main(["export", str(run / "model"), "--format", "torch", "--step", "--out", str(tmp_path / "x.pt2")]) == 0
     assert (tmp_path / "x.pt2").exists()
