@@ -336,8 +336,8 @@ class Tables:
     """Constants of the branches, on a device, computed from angles in float64."""
 
     shapes: Tensor  # (N, 3): a window's width, its number of whole tiles, whether partial sums of a tile are needed
-    phases: Tensor  # (N, 3, modes, 2, TILE_TIME): cos and sin of w j for all positions j of a tile; for those of the
-    # window's first tile that are inside the window, else 0; for the others
+    phases: Tensor  # (N, 3, modes, 2, TILE_TIME): cos and sin of w j at positions j of a tile. Index 0 has all
+    # positions, 1 those of the window's first tile that are in the window (else 0), 2 those that are not (else 0)
     edges: Tensor  # (N, modes, 2): 1 - cos and sin of w W
     steps: Tensor  # (N, modes, 2, STEPS + 2): cos and sin of w TILE_TIME times 0 .. STEPS and times the whole tiles
     uneven: tuple[int, ...]  # widths that are not a multiple of their period

@@ -71,7 +71,7 @@ def _fft_conv(
 
 @torch.library.custom_op("mrconv::fft_conv_backward", mutates_args=())
 def fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int, triton: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients of u and of the kernel; `toeplitz_conv` has the same."""
+    """Return the gradients of u and of the kernel, also for `toeplitz_conv`."""
     plan, du = _Plan(u, kernel, lead, triton), torch.empty_like(u)
     engine, back = plan.engine, torch.conj_physical(plan.kernel)
     cross = torch.zeros_like(plan.kernel)

@@ -142,7 +142,7 @@ def _product_kernel(x, w, out, R, C, G, n, CHUNK: tl.constexpr, WIDTH: tl.conste
 def _combine_kernel(  # type: ignore[no-untyped-def]
     x, w, out, R, C, G, n, ADD: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """out[r, c] = sum_g x[g, r, c] w[g, c], added to what is there if ADD."""
+    """out[r, c] = sum_g x[g, r, c] w[g, c], added to out if ADD."""
     start = tl.program_id(0) * WIDTH
     f = start + tl.arange(0, WIDTH)
     c, first = tl.program_id(1).to(tl.int64), tl.program_id(2) * CHUNK

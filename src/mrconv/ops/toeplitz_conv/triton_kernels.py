@@ -112,7 +112,7 @@ def add_products(  # type: ignore[no-untyped-def]
     COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add x times the kernel, given as a strip with lag 0 at `origin`, to total [blocks, BLOCK]; x are [blocks, 1].
+    """Add x [blocks, 1] times the kernel, given as a strip with lag 0 at `origin`, to total [blocks, BLOCK].
 
     Chunks are counted from the start of each time block. The kernel reaches chunks `begin` to `end`; x has `chunks`.
     """
