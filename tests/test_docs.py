@@ -53,6 +53,15 @@ def test_readme_has_at_most_150_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda p: p.name)
+def test_lines_have_at_most_120_columns(page):
+    code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        code ^= line.startswith("```")
+        table_or_link = line.startswith("|") or re.search(r"\]\(\S+\)", line)
+        assert code or table_or_link or len(line) <= 120, f"{page.name}:{number} has {len(line)} columns"
+
+
 def test_site_navigation_names_every_page():
     def pages(node):
         if isinstance(node, str):
