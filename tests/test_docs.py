@@ -165,7 +165,7 @@ def test_accuracies_on_the_page_are_those_of_the_papers_tables():
 
 def test_files_of_the_architecture_page_exist():
     for name in re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / "docs/architecture.md").read_text()):
-        folders = ("src/mrconv", "src/mrconv/ops/branch_sum", "src/mrconv/ops/fft_conv")
+        folders = [f"src/mrconv/{folder}" for folder in ("", "ops/branch_sum", "ops/fft_conv", "training", "baselines")]
         assert any((ROOT / folder / name).exists() for folder in folders), name
 
 
