@@ -52,6 +52,7 @@ def test_show_draws(tmp_path, capsys):
         (["show", "listops", "length=abc"], "option length takes a number like 2048; got 'abc'"),
         (["show", "pathfinder", "centre=yes"], "option centre takes true or false; got 'yes'"),
         (["show", "listops", "length"], "expected an option as NAME=VALUE; got 'length'"),
+        (["show", "listops", "data_dir=x"], "data_dir is not an option of a task; use --data-dir DIR"),
         (["prepare", "text"], "text: none of aclImdb"),
         (["prepare", "retrieval", "--download"], "retrieval has no stable public address to download from"),
         (["show", "listops", *SMALL, "--split", "dev"], "listops has train, val, test; got 'dev'"),

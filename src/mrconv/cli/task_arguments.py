@@ -52,6 +52,8 @@ def parse_option(text: str, defaults: dict[str, Any]) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign:
         raise CommandError(f"expected an option as NAME=VALUE; got {text!r}")
+    if name in ("data_dir", "cache_dir"):
+        raise CommandError(f"{name} is not an option of a task; use --{name.replace('_', '-')} DIR")
     default = defaults.get(name)
     try:
         if isinstance(default, bool):
