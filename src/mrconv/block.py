@@ -38,7 +38,7 @@ class TiedDropout(nn.Module):
         return (x.shape[0], 1, x.shape[2])
 
     def extra_repr(self) -> str:
-        """Return what `print` shows."""
+        """Return the description that `print` shows."""
         return f"p={self.p:.3g}"
 
 

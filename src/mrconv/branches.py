@@ -64,7 +64,7 @@ class Branches(nn.Module):
         self._reset_weights()
 
     def reset_parameters(self) -> None:
-        """Draw new kernels, set equal weights and reset the statistics."""
+        """Draw new kernels; reset the weights and the statistics."""
         self.kernel.reset_parameters()
         if self.norm is not None:
             self.norm.reset_parameters()
@@ -84,7 +84,7 @@ class Branches(nn.Module):
     def shapes(self, rate: float = 1.0) -> list[BranchShape]:
         """Return the lags of each branch's kernel, cut at l_max, with the number of its values and of its modes.
 
-        The lags of the backward direction are negative, those of a dense kernel descending.
+        In the backward direction lags are negative; those of a dense kernel descend from -1.
         """
         reach, positions = resampled(self.l_max, rate), self.kernel.positions
         modes = 0 if rate != 1 or self.anticausal or any(self.offsets) else self.kernel.moving_modes
@@ -130,7 +130,7 @@ class Branches(nn.Module):
             )
 
     def mode_kernels(self) -> ModeKernels:
-        """Return the kernels as Fourier modes, if `shapes` reports modes."""
+        """Return the kernels as Fourier modes; only valid if `shapes` reports modes."""
         lengths = self.kernel.lengths
         return ModeKernels(self.kernel.mode_coefficients(), [min(n, self.l_max) for n in lengths], lengths)
 

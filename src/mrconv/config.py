@@ -1,4 +1,4 @@
-"""Options: the only definition of what a layer, a model or an experiment can be configured with.
+"""Definition of the options of layers, models and experiments.
 
 Each option is a dataclass field with a default and an explanation. The `...Options` classes group options that several
 configurations share: `training.Experiment` inherits them, so an option added to `LayerOptions` (and to `MRConv`) is

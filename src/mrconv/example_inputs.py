@@ -18,8 +18,8 @@ def random_inputs(model: Model, batch: int = 1, length: int | None = None, padde
     Args:
         model: determines number, shape, dtype and device of the inputs.
         batch: number of examples.
-        length: of the sequences; None means the model's l_max.
-        padded: return random lengths (batch,) of each sequence too.
+        length: length of the sequences; None means the model's l_max.
+        padded: also return random lengths (batch,) for each input sequence.
     """
     config: Any = model.config
     parameter = next(model.parameters())

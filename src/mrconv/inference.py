@@ -42,7 +42,7 @@ ARCHITECTURES: dict[str, type[Model]] = {
     for name, cls in {**vars(models), "MRConvNeXt": MRConvNeXt}.items()
     if isinstance(cls, type) and issubclass(cls, Model) and cls is not Model and not name.startswith("_")
 }
-"""The models that `load_model` knows, by the name in their config.json."""
+"""The models that `load_model` can load, by the name in their config.json."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Predictor:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Predict once, so that initialisation, and its errors, come before the first request."""
+        """Predict once, so that initialisation and its errors happen before the first request."""
         p = self.preprocessor
         try:
             blank = ModelInput(
@@ -171,7 +171,7 @@ class Predictor:
 
     @staticmethod
     def _at(index: int, count: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function; with several inputs, its error names the index of the input."""
+        """Call a function; if there are several inputs, add the index of this one to its error."""
         try:
             return function(*arguments)
         except DataError as error:
@@ -195,7 +195,7 @@ class Predictor:
         return results
 
     def _batch(self, xs: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
-        """Return sequences as one padded tensor, and their lengths: None for values, which all have the same."""
+        """Return sequences as one padded tensor, and their lengths; None for values, which are equally long."""
         if not self.preprocessor.vocabulary:
             x = torch.from_numpy(np.stack(xs)).to(self.device, self.dtype)
             if isinstance(self.model, MRConvNeXt):
@@ -230,7 +230,7 @@ class Predictor:
         """Return the symbols that a language model generates after the token ids of a prompt.
 
         Args:
-            seed: of the random numbers; None draws a new one.
+            seed: seed of the random numbers; None draws a new one.
             stop: token ids after which generation ends.
             callback: called with each symbol as soon as it is drawn.
             sampling: `temperature`, `top_k` and `top_p` of `LanguageModel.generate`.

@@ -40,7 +40,7 @@ FORMAT_VERSION = 1
 
 
 def as_autocast(u: Tensor) -> Tensor:
-    """Return u in autocast's dtype if it is float32 and autocast is on, as torch's convolutions do."""
+    """Cast u to autocast's dtype if u is float32 and autocast is on, as torch does for its convolutions."""
     if u.dtype != torch.float32 or u.is_meta or not torch.is_autocast_enabled(u.device.type):
         return u
     return u.to(torch.get_autocast_dtype(u.device.type))
@@ -65,13 +65,13 @@ class MRConv(Mixer, CachedIntegerBuffers):
         norm: "batch" (alpha and BatchNorm per branch), "scale" (alpha only) or "none".
             None means "batch" for "sum", "scale" for "concat".
         heads: independent kernels per channel; multiplies the output's channels.
-        groups: channels share kernels in this many groups: channel d uses kernel d % (d_model // groups).
+        groups: number of channel groups that share one set of kernels: channel d uses kernel d % (d_model // groups).
         backend: "reference" (N convolutions and N BatchNorms), "torch" (one convolution), "triton", or "auto".
         eps, momentum: eps and momentum of the branches' BatchNorms; a block uses the momentum for its BatchNorm too.
-        sync_stats: compute the statistics over all processes of `torch.distributed`, as a block's BatchNorm does.
+        sync_stats: compute the statistics over all processes of `torch.distributed`; a block's BatchNorm does so too.
         rate: sampling rate of the input relative to that of training; continuous kernels only.
         merged: build the layer merged, to load a merged checkpoint.
-        seed: seed of positions that are drawn once (sparse kernels); None draws it from torch's generator.
+        seed: seed of the tap positions of sparse kernels; None draws one from torch's generator.
     """
 
     _version = FORMAT_VERSION
@@ -175,7 +175,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         longest = int(lengths.max()) if readable(lengths) else u.shape[1]
         if longest == 0:
             return as_autocast(u.new_zeros(*u.shape[:2], self.heads * self.d_model))
-        # Drop positions past the longest sequence: less work, and padding does not cost the statistics accuracy.
+        # Drop positions past the longest sequence: less work, and padding cannot make the statistics less accurate.
         x = u[:, :longest]
         padding = ~valid_mask(lengths, x)
         y = as_autocast(self.convolve(x.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
@@ -210,7 +210,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         return F.gelu(y) if gelu else y
 
     def check_streamable(self) -> None:
-        """Raise if an output depends on later inputs: in bidirectional layers, and in batch statistics."""
+        """Raise ValueError if outputs depend on later inputs: if bidirectional, or with batch statistics."""
         if self.bidirectional:
             raise ValueError("bidirectional=True: the layer needs the future of its input and cannot stream")
         if self.uses_batch_statistics:
@@ -258,7 +258,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         return fourier_ssm(sliding, states or 4 * sliding.A.shape[1] + 1)
 
     def explain(self, u: Tensor, rate: float | None = None) -> ops.Selection:
-        """Return the algorithm that runs for inputs like u (B, L, d_model) in the current mode, and all costs."""
+        """Return the algorithm for inputs like u (B, L, d_model) in the current mode, and all candidates' costs."""
         check_input(u, self.d_model)
         rate, x = self._resolve_rate(rate), self._cast(u[:1, :1]).transpose(1, 2)  # only dtype and device matter
         if self.backend == "reference" and not self.merged:
@@ -333,7 +333,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         return self.eval()
 
     def check_mergeable(self, name: str = "the layer") -> None:
-        """Raise ValueError if a statistic is NaN or infinite, so that the merged kernel would be."""
+        """Raise ValueError if a statistic, and therefore the merged kernel, is NaN or infinite."""
         for key, buffer in self.named_buffers():
             if not buffer.is_meta and not buffer.isfinite().all():
                 raise ValueError(f"{name} cannot be merged: {key} holds NaN or infinity; load an earlier checkpoint")
@@ -385,7 +385,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         return ops.select_branch_sum(x, shapes, self._backend)
 
     def _cast(self, u: Tensor) -> Tensor:
-        """Return u as autocast casts it; the training of constant kernels is fastest in float32 and stays so."""
+        """Return u as autocast casts it, except for training with constant kernels, which is fastest in float32."""
         constant = self.kernel_size == 1 and self.kernel == "fourier"
         return u if constant and self.uses_batch_statistics else as_autocast(u)
 
@@ -440,7 +440,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
 
     def _adopt_taps(self, where: str, weight: Tensor, lags: Tensor, errors: list[str]) -> None:
-        """Allocate a checkpoint's taps, whose number differs if some of the drawn positions coincide."""
+        """Resize `weight` and `lags` to the checkpoint's taps; how many there are depends on the positions drawn."""
         reach = resampled(self.l_max, self.rate)
         first, last = (-reach if self.bidirectional else 0), reach - 1
         if not lags.is_meta and not ((lags >= first) & (lags <= last)).all():
@@ -464,7 +464,7 @@ def reparameterize(model: M, rate: float | None = None) -> M:
 
 
 def _check_all_merge(model: nn.Module, rate: float) -> None:
-    """Reject a model with mixers that merging does not bring to another rate."""
+    """Raise ValueError if a mixer is not an MRConv: only an MRConv can be merged at another rate."""
     for name, module in model.named_modules():
         if isinstance(module, Mixer) and not isinstance(module, MRConv):
             raise ValueError(

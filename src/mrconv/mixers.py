@@ -42,7 +42,7 @@ class Mixer(StreamingModule, nn.Module):
     """Classes of submodules whose options the mixer takes as well, and passes on."""
 
     projects: ClassVar[bool] = False
-    """Whether it consists of linear projections, and so runs under autocast."""
+    """Whether the mixer has linear projections, for which autocast stays enabled."""
 
     heads = 1
 
@@ -57,7 +57,7 @@ class Mixer(StreamingModule, nn.Module):
         super().__init__()
         check_positive_int(d_model=d_model, l_max=l_max)
         self.d_model, self.l_max, self.bidirectional = d_model, l_max, bool(bidirectional)
-        self.factory: dict[str, Any] = {"device": device, "dtype": dtype}  # to create parameters with
+        self.factory: dict[str, Any] = {"device": device, "dtype": dtype}  # for new parameters
 
     @property
     def n_directions(self) -> int:
@@ -153,7 +153,7 @@ class Mixer(StreamingModule, nn.Module):
         raise NotImplementedError
 
     def freeze(self) -> None:
-        """Cache what inference would otherwise compute from the parameters in every call; nothing by default."""
+        """Cache what inference would otherwise compute from the parameters in every call; no effect by default."""
 
     def extra_repr(self) -> str:
         """Return the description that `print` shows."""
@@ -176,9 +176,9 @@ class Mixer(StreamingModule, nn.Module):
 def freeze(model: M) -> M:
     """Cache the kernel of every mixer for inference, up to l_max, and put the model in eval mode; returns the model.
 
-    It does for other mixers what `reparameterize` does for MRConv, in calls under `torch.no_grad`. The parameters
-    stay: longer inputs and other rates use them, and training, gradients and loading weights discard the cache. After
-    changing parameters in place, call it again.
+    This is the counterpart of `reparameterize` for other mixers. Calls under `torch.no_grad` use the cache. The
+    parameters stay: longer inputs and other rates use them, and training, gradients and loading weights discard the
+    cache. After changing parameters in place, call `freeze` again.
     """
     for module in model.modules():
         if isinstance(module, Mixer):
@@ -188,7 +188,7 @@ def freeze(model: M) -> M:
 
 MIXERS: Registry[Mixer] = Registry(
     "mixer",
-    # Entry points and not imports: blocks build any mixer by name, and the mixers are in modules above this one.
+    # Entry points instead of imports: blocks build any mixer by name, and the mixers are in modules above this one.
     {
         "attention": "mrconv.baselines.transformer:Attention",
         "ckconv": "mrconv.baselines.implicit:CKConv",
@@ -209,7 +209,7 @@ MIXERS: Registry[Mixer] = Registry(
     },
 )
 register_mixer = MIXERS.register
-"""Class decorator: register a mixer by a name; mixers are built as `cls(d_model, l_max, **options)`."""
+"""Class decorator: register a mixer under a name; mixers are built as `cls(d_model, l_max, **options)`."""
 mixer_names = MIXERS.names
 mixer_class = MIXERS.get
 
@@ -217,7 +217,7 @@ mixer_class = MIXERS.get
 def make_mixer(
     name: str, d_model: int, l_max: int, options: Mapping[str, Any] | None, layer: Mapping[str, Any], **factory: Any
 ) -> Mixer:
-    """Build a mixer by name, with the mixer's `options` and a block's options of `MRConv`, `layer`.
+    """Build a mixer by name from its `options` and from `layer`, the options of `MRConv` that a block received.
 
     A mixer with an MRConv inside gets all options of the layer; any other gets `bidirectional` only.
     """

@@ -97,7 +97,7 @@ class Backbone(StreamingModule, Model):
 
     @property
     def block_list(self) -> list[MRConvBlock]:
-        """The blocks, typed."""
+        """The blocks as a typed list."""
         return list(self.blocks)  # type: ignore[arg-type]
 
     def check(self, x: Tensor) -> None:
@@ -289,6 +289,6 @@ class LanguageModel(StreamingModule, _WithBackbone):
     def generate(self, prompt: Tensor, new_tokens: int, **options: Any) -> Tensor:
         """Return up to new_tokens tokens that continue each prompt (B, T); options as for `generation.generate`.
 
-        They are temperature (0: greedy), top_k, top_p, stop (tokens that end a sequence), generator and callback.
+        Options: temperature (0: greedy), top_k, top_p, stop (tokens that end a sequence), generator and callback.
         """
         return generate(self, prompt, new_tokens, **options)

@@ -26,10 +26,10 @@ class Part:
     """One part of a model, with its operations for one input.
 
     Attributes:
-        name: of the submodule.
-        description: of its mixers.
-        parameters: before merging.
-        merged: parameters after merging.
+        name: name of the submodule.
+        description: number and options of its mixers.
+        parameters: number of parameters before merging.
+        merged: number of parameters after merging.
         linear: floating-point operations of matrix products, two per multiply-add.
         mixing: floating-point operations of mixers. An FFT of n real numbers counts as 5/2 n log2 n, to which the
             product of spectra is added. The kernel's spectrum, computed once per batch, is not counted.
@@ -56,7 +56,7 @@ def tap_conv_flops(u: Any, values: Any, *rest: Any, **options: Any) -> int:
 
 
 def attention_flops(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> int:
-    """Count the operations of attention on a CPU, which torch counts on other devices only."""
+    """Count the operations of attention on a CPU; torch's counter covers other devices only."""
     return sdpa_flop_count(query, key, value)
 
 
@@ -92,7 +92,7 @@ def summarize(model: Model) -> list[Part]:
 
 
 def _submodules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the submodules that have parameters; of lists and backbones, their children."""
+    """Yield the submodules that have parameters; lists and backbones are replaced by their children."""
     for name, module in model.named_children():
         if isinstance(module, nn.ModuleList) or name == "backbone":
             yield from _submodules(module, f"{prefix}{name}.")

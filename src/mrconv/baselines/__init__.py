@@ -1,4 +1,4 @@
-"""The paper's baselines as mixers, each in one file with its equation.
+"""The paper's baselines as mixers, each with its equation.
 
 `mixer_class(name)(d_model, l_max, **options)` builds one. It maps (B, L, d_model) to the same shape and takes MRConv's
 arguments `lengths`, `rate` and `gelu`. Blocks and models take a mixer by name: `MRConvBlock(..., mixer=name)`.

@@ -1,4 +1,4 @@
-"""Kernels computed by a small network of the lag: CKConv, CCNN (Romero et al., 2021; Knigge et al., 2023) and Hyena."""
+"""Kernels computed from the lag by a network: CKConv, CCNN (Romero et al., 2021; Knigge et al., 2023) and Hyena."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .parameters import as_parameter, upcast
 
 
 class ImplicitConvolution(LongConvolution):
-    """y = k * u + D u with k[t] = f(t) for a network f of the lag, which can be sampled at any rate."""
+    """y = k * u + D u with k[t] = f(t), where f is a network with the lag as input and can be sampled at any rate."""
 
     continuous = True
 
     def network(self, lag: Tensor) -> Tensor:
-        """Return f at lags (T,), in steps of training: (T, n_directions * d_model)."""
+        """Return f (T, n_directions * d_model) at lags (T,), counted in samples at the training rate."""
         raise NotImplementedError
 
     def kernel(self, length: int, rate: float) -> Tensor:
@@ -85,7 +85,7 @@ class HyenaFilter(ImplicitConvolution):
     """f(t) = window(t) FFN(t): the filter of Hyena (Poli et al., 2023, section 3.3), without its gates.
 
     The input of the network is tau = t / l_max and cos, -sin of 2 pi f_j tau at `bands` frequencies f_j = 0 ..
-    bands - 1. Between its layers are sines of a trained frequency. The window exp(-|delta_d| tau) falls to 0.01 after
+    bands - 1. Its activations are sines of a trained frequency. The window exp(-|delta_d| tau) falls to 0.01 after
     0.3 to 1.5 times l_max, spread over the channels.
 
     Args:

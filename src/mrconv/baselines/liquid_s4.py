@@ -16,15 +16,15 @@ from .s4 import S4, inner
 
 
 class LiquidS4(S4):
-    """y = k * u + D u + sum_{p=2}^{degree} (C Bbar^p) u[t] u[t-1] ... u[t-p+1], with k of S4.
+    """y = k * u + D u + sum_{p=2}^{degree} (C Bbar^p) u[t] u[t-1] ... u[t-p+1], with k as in S4.
 
     The liquid system x[t] = (Abar + Bbar u[t]) x[t-1] + Bbar u[t], with Bbar acting elementwise on the state, has an
     output term for every product of inputs. The PB mode keeps the products of consecutive inputs, whose coefficients
     are powers of Bbar without Abar (section 3.2). If bidirectional, the second C weights the products u[t+1] u[t+2] ...
 
-    As in the authors' code, the C of the products is S4's trained parameter, C (I - Abar^l_max) of the convolution.
-    Their code also reverses the products in time, which is not causal, and has Bbar sum(Bbar) in place of Bbar^2; both
-    follow the paper here.
+    As in the authors' code, the C of the products is S4's trained parameter, Ct = C (I - Abar^l_max) for the C of the
+    convolution. Their code also reverses the products in time, which is not causal, and has Bbar sum(Bbar) in place of
+    Bbar^2; in both, this class follows the paper.
 
     Args:
         degree: P, the largest number of inputs in a product.
@@ -70,7 +70,7 @@ class LiquidS4(S4):
         return MixerState(rate, [x, x.new_zeros(batch, self.d_model, self.degree - 1)])
 
     def constants(self, rate: float) -> tuple[Tensor, ...]:
-        """Return the gains, then S4's."""
+        """Return the gains, then the constants of S4."""
         return self.gains(rate)[:, 0].T, *super().constants(rate)
 
     def advance(self, u: Tensor, memory: list[Tensor], constants: Any) -> tuple[Tensor, list[Tensor]]:

@@ -27,7 +27,7 @@ class EMA(KernelCache):
 
     with p = sigmoid(alpha) and d = sigmoid(delta), d_ema numbers per channel. As a convolution, the kernel is
     k[j] = sum_n eta_n p_n beta_n (1 - p_n d_n)^j / sqrt(d_ema). If bidirectional, a second average runs over the
-    reversed sequence and its output is added; x_t is in both.
+    reversed sequence and its output is added; both include x_t.
     """
 
     def __init__(self, d_model: int, d_ema: int = 16, bidirectional: bool = False, **factory: Any) -> None:
@@ -182,7 +182,7 @@ class GatedAttention(nn.Module):
         return self.weighted_sum(q, k, v, self.biases(c), visible).flatten(1, 2)[:, :L]
 
     def biases(self, n: int) -> Tensor:
-        """Return b at t - s for queries t and keys s below n; by copies, because indexing has a slow backward."""
+        """Return b at t - s, (n, n), for queries t and keys s; by copies, because the backward of indexing is slow."""
         before, after = max(0, n - 1 - self.ahead), max(0, n - self.span)
         b = torch.cat([self.distance[:1].expand(before), self.distance, self.distance[-1:].expand(after)])
         first = before + self.ahead - (n - 1)  # the index of t - s = -(n - 1)

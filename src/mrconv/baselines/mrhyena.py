@@ -1,4 +1,4 @@
-"""Mixers that depend on their input, built on MRConv: gated as in Hyena, and in place of MEGA's moving average."""
+"""Input-dependent mixers with an MRConv: as the filter of Hyena, and in place of MEGA's moving average."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .projected_mixer import ProjectedMixer, short_conv
 
 
 class WithMRConv(ProjectedMixer):
-    """A mixer with an MRConv inside, which merges as any other.
+    """A mixer with an MRConv inside, which merges like any other MRConv.
 
-    It runs at one rate only, because the parts around the MRConv count in samples.
+    It runs at one rate only, because the parts around the MRConv count time in samples.
     """
 
     option_sources: ClassVar[tuple[type[nn.Module], ...]] = (MRConv,)

@@ -14,7 +14,7 @@ from .s4d import S4D
 
 
 class S4(S4D):
-    """x' = A x + B u, y = 2 Re(C x) + D u with A = diag(Lambda) - P P^*, initialised to HiPPO-LegS, bilinear in time.
+    """x' = A x + B u, y = 2 Re(C x) + D u with A = diag(Lambda) - P P^*, initialised to HiPPO-LegS; bilinear.
 
     The kernel k[t] = C Abar^t Bbar, t < l_max, is computed from its generating function at the roots of unity z:
 

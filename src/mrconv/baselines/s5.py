@@ -30,8 +30,8 @@ class S5(Mixer):
         blocks: number of HiPPO-LegS blocks in the initial A.
         discretization: "zoh" or "bilinear".
         dt_min, dt_max: range of the initial step sizes, drawn log-uniformly.
-        options: bidirectional (adds a second C, which reads the states of a scan from the end; u[t] is in both), device
-            and dtype.
+        options: bidirectional (adds a second C, which reads the states of a scan from the end; both include u[t]),
+            device and dtype.
     """
 
     continuous = True

@@ -1,7 +1,7 @@
 """Parallel scans of linear recurrences.
 
 They are written in plain torch instead of with torch's `associative_scan`: with a constant factor, a scan over pairs
-(factor, input) does twice the work, and with varying factors the backward pass here stores the states only.
+(factor, input) does twice the work, and with varying factors only the factors and the states are saved for backward.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 def constant_scan(a: Tensor, b: Tensor) -> Tensor:
     """Return x with x[t] = a x[t-1] + b[t] for a (N,), b (..., L, N): O(L) work in O(log L) parallel steps.
 
-    Two steps make one step of the same form, with factor a^2. Its scan gives every second x, from which the others
-    follow.
+    Two consecutive steps form one step with factor a^2. A scan of these joined steps gives every second x, from which
+    the others follow.
     """
     if b.shape[-2] == 1:
         return b
@@ -47,7 +47,7 @@ def _scan(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _LinearScan(torch.autograd.Function):
-    """The backward pass is a scan from the end, so that only a and h are saved."""
+    """`_scan` with a backward pass that is a scan from the end and needs only a and h."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:

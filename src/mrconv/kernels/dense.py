@@ -19,7 +19,7 @@ class DenseKernel(Kernel):
         self.taps = nn.Parameter(torch.empty(self.channels, sum(self.lengths), **factory))
 
     def reset_parameters(self) -> None:
-        """Draw white kernels of unit energy."""
+        """Draw white kernels of expected energy 1."""
         for taps in self.taps.detach().split(self.lengths, 1):
             nn.init.normal_(taps, std=taps.shape[1] ** -0.5)
 

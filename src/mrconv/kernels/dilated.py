@@ -24,7 +24,7 @@ class DilatedKernel(Kernel):
         return tuple(tuple(range(0, n, n // self.kernel_size)) for n in self.lengths)
 
     def reset_parameters(self) -> None:
-        """Draw white taps of unit energy."""
+        """Draw white taps of expected energy 1."""
         nn.init.normal_(self.taps, std=self.kernel_size**-0.5)
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:

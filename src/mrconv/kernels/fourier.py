@@ -52,12 +52,12 @@ class FourierKernel(Kernel):
 
     @property
     def moving_modes(self) -> int:
-        """The number of modes, if it is two or three."""
+        """The number of modes if it is 2 or 3, else 0."""
         M = self.modes.shape[2]
         return M if M in (2, 3) else 0
 
     def mode_coefficients(self) -> Tensor:
-        """Return the modes, weighted as in the inverse FFT."""
+        """Return the modes, weighted as in the inverse FFT: (N, channels, 2 M - 1)."""
         n = constants(self.lengths, self.modes)[:, None, None].to(compute_dtype(self.modes))
         m = torch.arange(self.modes.shape[2], device=n.device)
         single = (m == 0) | (2 * m == n)

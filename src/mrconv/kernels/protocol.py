@@ -28,7 +28,7 @@ class CachedIntegerBuffers(nn.Module):
             cache[name] = (key, _as_tuples(buffer.tolist()))
         return cache[name][1]
 
-    # As `torch.compiler.assume_constant_result` does; calling that would import all of torch's compiler.
+    # The effect of `torch.compiler.assume_constant_result`, which would import all of torch's compiler.
     integers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -65,7 +65,7 @@ class Kernel(CachedIntegerBuffers):
     def build(self, seed: int, **factory: Any) -> None:
         """Create the parameters, uninitialised, with `**factory` (device and dtype).
 
-        `seed` determines what is drawn once and never trained.
+        `seed` determines values that are drawn once and never trained, such as tap positions.
         """
         raise NotImplementedError
 
@@ -74,10 +74,10 @@ class Kernel(CachedIntegerBuffers):
         raise NotImplementedError
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
-        """Return the kernels: each (channels, l_i), (channels, 1) if constant, or (channels, taps) if at positions.
+        """Return a kernel per resolution: (channels, l_i), (channels, 1) if constant, (channels, taps) if scattered.
 
-        At another rate kernel i has `resampled(l_i, rate)` taps, tap s being the kernel at time s / rate + delay,
-        scaled so that its sum (the gain at DC) stays the same.
+        At another rate kernel i has `resampled(l_i, rate)` taps. Tap s is the kernel at time s / rate + delay, scaled
+        so that the sum of the taps (the gain at DC) stays the same.
         """
         raise NotImplementedError
 

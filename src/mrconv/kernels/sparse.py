@@ -32,10 +32,10 @@ class SparseKernel(DilatedKernel):
 
     @property
     def positions(self) -> tuple[tuple[int, ...], ...]:
-        """The values of the buffer `index`."""
+        """The positions, read from the buffer `index`."""
         return self.integers("index")
 
     def reset_parameters(self) -> None:
-        """Draw white taps of unit energy, and restore the positions drawn from the seed."""
+        """Draw white taps of expected energy 1, and restore the positions drawn from the seed."""
         super().reset_parameters()
         self.index.copy_(torch.tensor(self._drawn))

@@ -83,7 +83,7 @@ def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def empty_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return an uninitialised contiguous tensor like each: the outputs of fake implementations."""
+    """Return an uninitialised contiguous tensor like each given one, for fake implementations."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
 
 

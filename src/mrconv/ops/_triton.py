@@ -13,7 +13,7 @@ import triton
 from ._common import constants
 
 MAX_GRID = 2**16 - 1
-"""Programs that CUDA launches at most along the second and the third axis of a grid."""
+"""The largest number of programs along the second and the third axis of a CUDA grid."""
 PARTS_TILE, ELEMENTS_TILE = 8, 128  # parts and elements that a program of `sum_parts` adds at a time
 PARTS_PER_PROGRAM, MAX_PROGRAMS = 32, 64  # along the parts
 
@@ -26,7 +26,7 @@ def offsets(t, c, stride_l, stride_c):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def widen(x):  # type: ignore[no-untyped-def]
-    """Return x in float64, from half precision through float32 as Triton's interpreter requires."""
+    """Cast x to float64; half precision is cast to float32 first, as Triton's interpreter requires."""
     if x.dtype == tl.float64:
         return x
     return x.to(tl.float32).to(tl.float64)
@@ -34,7 +34,7 @@ def widen(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def narrow(x, like):  # type: ignore[no-untyped-def]
-    """Return x, float64 or float32, in the dtype of a pointer, to half precision through float32."""
+    """Cast x, float64 or float32, to the dtype of a pointer; half precision goes through float32."""
     if like.dtype.element_ty == tl.float64:
         return x
     return x.to(tl.float32).to(like.dtype.element_ty)
@@ -71,9 +71,9 @@ def sum_parts(x: Tensor) -> Tensor:
 
 
 def allocate_branch_gradients(u: Tensor, branches: int, max_bytes: int, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor (N, b, C, L) for the branches' gradients, b as large as `max_bytes` allows.
+    """Return an uninitialised tensor (N, b, C, L) for the branches' gradients of b sequences, as many as fit.
 
-    It has u's memory format, and u's dtype if that is half precision.
+    It takes at most `max_bytes`, if b > 1. It has u's memory format, and u's dtype if that is half precision.
     """
     B, C, L = u.shape
     dtype = u.dtype if u.element_size() == 2 else dtype

@@ -1,4 +1,4 @@
-"""Depthwise convolution with one kernel of taps at any lags, by the algorithm that costs least."""
+"""Depthwise convolution with one kernel of taps at any lags, by the cheapest algorithm."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def merge(kernels: Sequence[Taps], ahead: int, behind: int) -> Taps:
 
 
 def _add_dense(kernels: Sequence[tuple[Tensor, range]], lags: range) -> Tensor:
-    """Add kernels of ascending lags, segment by segment between the lags where one starts or ends."""
+    """Add kernels of ascending lags, segment by segment between the lags where a kernel starts or ends."""
     bounds = sorted({lags.start, lags.stop, *(bound for _, at in kernels for bound in (at.start, at.stop))})
     segments: dict[int, list[Tensor]] = {start: [] for start in bounds[:-1]}
     for values, at in kernels:
@@ -42,7 +42,7 @@ def _add_dense(kernels: Sequence[tuple[Tensor, range]], lags: range) -> Tensor:
 
 
 def densify(values: Tensor, lags: Lags, ahead: int, behind: int) -> Tensor:
-    """Return the kernel (C, ahead + behind) at all lags -ahead .. behind - 1."""
+    """Return scattered taps as a kernel (C, ahead + behind) at lags -ahead .. behind - 1; dense values unchanged."""
     if isinstance(lags, range):
         return values
     index = constants([lag + ahead for lag in lags], values)

@@ -27,7 +27,10 @@ COSTS: dict[str, Any] = json.loads((resources.files(__package__) / "costs.json")
 
 
 class Algorithm(enum.StrEnum):
-    """The algorithms of `conv` (FFT, TOEPLITZ, TAPS) and of `branch_sum` (all but FFT)."""
+    """The algorithms of `conv` (FFT, TOEPLITZ, TAPS) and of `branch_sum` (all but FFT and REFERENCE).
+
+    REFERENCE is the paper's algorithm, which `MRConv.explain` reports for backend="reference".
+    """
 
     REFERENCE = "reference"
     FFT = "fft"
@@ -72,10 +75,10 @@ class Problem(NamedTuple):
 
 
 def cost(u: Tensor, triton: bool, algorithm: Algorithm, problem: Problem) -> float:
-    """Return the picoseconds per element of u that an algorithm takes, infinity if it has no entry in the table."""
+    """Return the picoseconds per element of u that an algorithm takes; infinity if the table has no entry."""
     device = "triton" if triton else u.device.type
     table = COSTS[device if device in COSTS else "cpu"]["half" if u.element_size() == 2 else "float32"]
-    if algorithm is Algorithm.TAPS:  # whose cost does not depend on the direction
+    if algorithm is Algorithm.TAPS:  # the cost of taps does not depend on the direction
         section = "conv" if problem.operation == "conv" else "branch_sum"
         return table[section][algorithm]["pass"] + table[section][algorithm]["tap"] * problem.taps
     entry = table.get(problem.operation, {}).get(algorithm, {})
@@ -85,7 +88,7 @@ def cost(u: Tensor, triton: bool, algorithm: Algorithm, problem: Problem) -> flo
 
 
 def _interpolate(entry: Mapping[str, float], reach: int, extrapolate: bool) -> float:
-    """Interpolate an entry over the logarithm of the reach; beyond the last, extrapolate linearly or hold."""
+    """Interpolate over the logarithm of the reach; beyond the last one, extrapolate linearly or hold the value."""
     if not entry:
         return math.inf
     reaches = [int(key) for key in entry]

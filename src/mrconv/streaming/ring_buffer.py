@@ -36,7 +36,7 @@ class RingBuffer:
 class TapConvolution:
     """Convolution with kernels of a few taps, values (H * M, taps) at `lags`, read from a ring buffer.
 
-    The D = G * M channels of the input are G groups, which share the kernels: one per head H and channel M of a group.
+    The D = G * M input channels form G groups of M. All groups share the H * M kernels: one per head and channel.
     """
 
     def __init__(self, values: Tensor, lags: tuple[int, ...], heads: int) -> None:

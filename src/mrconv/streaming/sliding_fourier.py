@@ -30,7 +30,7 @@ class SlidingFourier:
         self.starts = starts if any(ssm.offsets) else None
 
     def step(self, modes: Tensor, ring: RingBuffer, time: int, groups: int) -> Tensor:
-        """Advance by one step, whose input the ring holds; return its output (B, 1, G, H, M)."""
+        """Advance by one step, whose input the ring already holds; return the output (B, 1, G, H, channels)."""
         s = torch.view_as_complex(modes)  # (B, 2, N, M, D)
         if self.starts is None:
             new = ring.inputs[:, None, None, None, time % ring.size]
@@ -47,7 +47,7 @@ class SlidingFourier:
         return (current * self.weights).sum((1, 2)).real[:, None]
 
     def outputs(self, modes: Tensor, ring: RingBuffer, time: int, length: int, groups: int) -> Tensor:
-        """Return the outputs (B, length, G, H, M) from `time` on, without advancing.
+        """Return the outputs (B, length, G, H, channels) from `time` on, without advancing.
 
         They are the current sums, rotated, plus the inputs that enter the windows, minus those that leave them, both
         convolved with the kernel continued past its end.

@@ -141,7 +141,7 @@ class LayerState(State):
         rate: sampling rate of the input relative to training.
         inputs: the last R inputs, (batch, R, d_model); the input of time t is at t % R.
         modes: for Fourier kernels, (batch, 2, N, M, d_model, 2) as real pairs: per resolution and mode, the sum over
-            the current window and the sum that replaces it when its own window is complete.
+            the current window, and a later sum that replaces it once it covers a full window.
         future: for dense kernels, (batch, P, heads * d_model): the contribution of past inputs to the next P outputs;
             that of time t is at t % P.
     """
@@ -191,7 +191,7 @@ class KeyValueCache(State):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Append columns k, v (batch, ..., T, channels) at `positions` (batch, T); return all keys, values, positions.
 
-        With a limit, older columns than the last `limit` may be dropped.
+        With a limit, columns older than the last `limit` may be dropped.
         """
         T, room = k.shape[-2], self.place.shape[1]
         with torch.inference_mode(False):

@@ -32,7 +32,7 @@ class StreamedKernel:
 def sliding_kernel(branches: Branches, rate: float) -> StreamedKernel | None:
     """Return the branches with their running statistics in sliding form, or None if their kernels have none.
 
-    Only the library's own Fourier kernels have one: a subclass may compute other kernels from the same modes.
+    Subclasses of the Fourier kernels do not qualify: they may compute other kernels from the same modes.
     """
     kernel = branches.kernel
     if type(kernel) is FourierKernel:

@@ -15,7 +15,7 @@ from .state import LayerState
 from .streamed_kernel import StreamedKernel
 from .tiled import TiledConvolution
 
-STEPS_PER_RESOLUTION = 3  # up to so many steps per resolution, single steps are as fast as one chunk
+STEPS_PER_RESOLUTION = 3  # chunks up to this length run as single steps, which are as fast
 
 
 class ConvolutionStreamer:

@@ -29,7 +29,7 @@ class StreamingModule:
         raise NotImplementedError
 
     def check_streamable(self) -> None:
-        """Raise if an output depends on later inputs; a module in training mode uses statistics of whole sequences."""
+        """Raise ValueError in training mode, where outputs depend on the statistics of whole sequences."""
         if self.training:
             raise ValueError(f"this {type(self).__name__} is in training mode: call .eval() to stream")
 

@@ -67,7 +67,7 @@ class DropPath(TiedDropout):
     option = "drop_path"
 
     def mask_shape(self, x: Tensor) -> tuple[int, ...]:
-        """Return one value per image."""
+        """Return a shape with one value per image."""
         return (x.shape[0], *(1,) * (x.ndim - 1))
 
 

@@ -58,7 +58,7 @@ def shift_ranges(grid: Grid) -> tuple[range, range]:
 
 
 def resampling_matrix(old: range, new: range, rate: float, like: Tensor) -> Tensor:
-    """Return the matrix (new, old) that interpolates values at the old shifts at the new shifts divided by `rate`.
+    """Return the matrix (new, old) that interpolates values given at the old shifts to the points new shift / rate.
 
     Each of its rows sums to 1 / rate, or to 0 if the new shift lies outside of the old range.
     """
@@ -86,7 +86,7 @@ class FlattenedMixer(nn.Module):
         self.layer, self.grid = layer, grid
 
     def forward(self, x: Tensor, rate: Rate = UNIT_RATE) -> Tensor:
-        """Mix a feature map; if its size or rate is not that of training, with a resampled kernel."""
+        """Mix a feature map; use a resampled kernel if its size or rate differs from training."""
         if getattr(self.layer, "rate", 1.0) != 1.0:
             raise ValueError("images have no sampling rate: for images of another size use model.resized(image_size)")
         grid = (x.shape[1], x.shape[2])

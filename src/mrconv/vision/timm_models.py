@@ -15,7 +15,7 @@ OPTION_NAMES = {
     "drop_rate": "dropout",
     "drop_path_rate": "drop_path",
 }
-"""Our names of timm's options; all other options have the same name."""
+"""timm's option names -> ours; all other options have the same name."""
 
 default_cfgs: dict[str, dict[str, Any]] = {}
 """Default configuration by model; timm reads this variable of the module."""

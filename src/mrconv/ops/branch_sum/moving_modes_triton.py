@@ -8,8 +8,8 @@ modes e^{i w tau} over lags 0 .. W - 1. In the tile of TILE_TIME positions that 
 
 where f = e^{i w W}, and carry = e^{i w} Z[t0 - 1] is assembled from sums of x[s] e^{-i w i} over whole tiles.
 The real and imaginary parts of Z are the basis functions (1 for w = 0, else 2) that a branch's coefficients weight.
-All phases are relative to a tile's start, and what is added to a carry is later subtracted bit by bit, so that errors
-do not accumulate.
+All phases are relative to a tile's start, and the exact values added to a carry are later subtracted from it, so that
+errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _output_kernel(  # type: ignore[no-untyped-def]
     SKIP: tl.constexpr, REVERSE: tl.constexpr, CUT: tl.constexpr,
     M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Sum the branches of one x or, from the end, of one x each; plus skip times another tensor, plus a bias."""
+    """Sum the branches of one x and a bias or, if REVERSE, of one x per branch from the end; add skip times `other`."""
     i = tl.arange(0, BL)
     j = i
     t = tl.program_id(0) * BL
@@ -453,7 +453,7 @@ class MovingModes:
     def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the coefficients for dc_b = s_b g - a_b - q_b c_b.
 
-        Some sequences at a time: dc_b of all branches is in memory, in half precision if u is.
+        Some sequences at a time, because dc_b of all branches is in memory; in half precision if u is.
         """
         u, g, normalization = self.u, self.g, torch.stack([s, q, a])
         du = torch.empty_like(u)

@@ -158,7 +158,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     now = tl.load(base + offsets(t, c, s_l, s_c), inside, 0.0)
     grad = widen(tl.load(g + b * g_b + offsets(t, c, g_l, g_c), inside, 0.0)).to(wide)
     total = tl.zeros([BL, BC], tl.float64)
-    for i in range(N):  # both e of a position are rounded alike, so they cancel in the cumulative sum
+    for i in range(N):  # e[t] is added at t and subtracted at t - w with the same rounding: errors cancel
         w = tl.load(widths + i)
         h = widen(tl.load(heights + i * C + c, c < C, 0.0))
         hs = (h * widen(tl.load(s + i * C + c, c < C, 0.0))).to(wide)
@@ -181,7 +181,7 @@ class MovingSums:
 
     def __init__(self, u: Tensor, heights: Tensor, lengths: Tensor | None, widths: Sequence[int]) -> None:
         self.u, self.lengths, self.dtype = u, lengths, compute_dtype(u, heights)
-        self.heights, self.x = heights.to(self.dtype), u.to(self.dtype)  # Triton converts layouts of half precision
+        self.heights, self.x = heights.to(self.dtype), u.to(self.dtype)  # half precision triggers layout conversions
         self.S = torch.empty_like(u, dtype=torch.float64)
         _cumulative_sum(u, self.S, u, None, False)
         self.grid, self.N, self.widths = tiles(u, TILE_TIME, TILE_CHANNELS), len(widths), int32_constants(widths, u)

@@ -1,8 +1,8 @@
 """The weighted sum of batch-normalised branches, y = sum_b w_b (c_b - mean_b) / sqrt(var_b + eps) + skip u + bias.
 
-c_b = k_b * u is the output of branch b. Every algorithm is a class (`Computation`) that finds the sums behind the
+c_b = k_b * u is the output of branch b. Every algorithm is a class (`Computation`) that computes the sums behind the
 statistics, the output given the statistics, and the gradients. `_register` turns such a class into a `torch.library`
-op: there the statistics are computed, shared among processes and differentiated, and arguments are flat.
+op, which takes flat arguments, computes the statistics, shares them among processes and differentiates them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 SHORT_BRANCH = 128
-"""The most taps that a branch may have for the Toeplitz algorithm to treat it as short."""
+"""The largest number of taps of a branch that the Toeplitz algorithm treats as short."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def branch_sum(
     """Return the weighted sum of normalised branches of u (B, C, L) and their batch statistics.
 
     u is zero from `normalization.lengths` on, where y and the gradient of u are undefined. Dense kernels start at lag 0
-    or, descending, at lag -1, anticausal ones last; scattered taps may be at any lags. `selection` is the result of
-    `select_branch_sum` for these kernels and defaults to it.
+    or, descending, at lag -1, anticausal ones last; scattered taps may be at any lags. `selection` defaults to
+    the result of `select_branch_sum` for these kernels.
     """
     if selection is None:
         selection = _select(u, kernels, backend)
@@ -244,7 +244,7 @@ def _moving_modes() -> type[Computation]:
 
 
 def _short_taps(kernels: Tensor, weight: Tensor, sizes: Sequence[int], causal: int) -> tuple[int, int, int]:
-    """Return the shape of what the Toeplitz algorithm saves of short branches; a short input leaves room."""
+    """Return the shape of the tensor saved for short branches; it includes branches that are long for short inputs."""
     return 2, kernels.shape[0], sum(size for size in sizes if size <= SHORT_BRANCH)
 
 

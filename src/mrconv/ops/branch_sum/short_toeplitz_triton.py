@@ -1,6 +1,6 @@
 """Short branches of the Toeplitz algorithm: statistics and gradients from matrices of the kernels' size.
 
-The energy of a branch c = k * u is k' R k, where R[i, j] is the sum over batch and time of u[t - i] u[t - j]. That is
+The energy of a branch c = k * u is k' R k, where R[i, j] is the sum over batch and time of u[t - i] u[t - j]. R is
 the input's autocorrelation at i - j minus the terms of outputs beyond an edge of the input: a cumulative sum along the
 diagonals of y' y, where y are the input's values next to the edge. The gradient of the kernel is 2 R k. The gradient of
 the input is its convolution with the kernels' autocorrelations minus, next to the edge, a cumulative sum along the
@@ -199,9 +199,9 @@ class ShortBranches:
         )  # fmt: skip
 
     def input_gradient(self, q: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the terms -a_b - q_b c_b of dc_b, a and q (N, C), in du: an even kernel (C, N) and a bias (C,).
+        """Return the contribution of -a_b - q_b c_b to du, as an even kernel (C, N) to apply to u and a bias (C,).
 
-        The terms next to the edges are kept for `add_edges`.
+        q and a are (branches, C). The terms next to the edges are kept for `add_edges`.
         """
         q, a = (z[self.plan.branches].permute(2, 0, 1)[..., None] for z in (q, a))
         S = _diagonal_sums((q * self.kernels).mT @ self.kernels, True, torch.float32)

@@ -261,7 +261,7 @@ class _DirectionGradient:
     def add_energy(self, du: Tensor) -> Tensor:
         """Add the gradients of the energies without tails; return the factor of the input's spectrum in du.
 
-        The gradients by direct branches are added to the spectrum du.
+        The gradients through direct branches are added to the spectrum du.
         """
         direction, branches, engine = self.direction, self.branches, self.branches.engine
         L, n, powers = branches.L, branches.n, direction.powers
@@ -290,7 +290,7 @@ class _DirectionGradient:
         return factor
 
     def addend(self) -> Addend:
-        """Return the gradient of u by the tails and by the constants a_b, and add the tails' part to `dk`."""
+        """Return the gradient of u through the tails and the constants a_b, and add the tails' part to `dk`."""
         direction, engine, L = self.direction, self.branches.engine, self.branches.L
         late = engine.zeros(self.steps, *self.branches.u.shape)
         for i, group in enumerate(direction.tails):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class BatchStatistics(NamedTuple):
-    """Mean and biased variance over so many values."""
+    """Mean and biased variance over `num_values` values."""
 
     mean: Tensor
     var: Tensor

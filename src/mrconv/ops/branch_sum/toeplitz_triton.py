@@ -122,10 +122,10 @@ def _input_gradient_kernel(  # type: ignore[no-untyped-def]
     SHORT: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Store du: the long branches' gradients with their reversed kernels, and the contribution of short branches.
+    """Store du: the long branches' gradients times their reversed kernels, plus the contribution of short branches.
 
-    The latter is g with the strip `near`, x with the two strips `energy`, a rounded kernel and its rounding error, and
-    a bias.
+    The latter is g times the strip `near`, x times the two strips `energy` (a rounded kernel and its rounding error),
+    and a bias.
     """
     here = tl.program_id(0) // tiles
     c = (c0 + here).to(tl.int64)
@@ -277,8 +277,8 @@ def _correlations(
 def plan_for(sizes: Sequence[int], causal: int, L: int, device: torch.device) -> Plan:
     """Return the plan for branches of these sizes, the first `causal` of them causal, and inputs of length L.
 
-    Many lengths share a plan. Branches are short only for inputs at least eight times as long: the sums beyond an edge
-    of the input are added first and subtracted again.
+    Many lengths share a plan. Branches are short only for inputs at least eight times as long, because the sums beyond
+    an edge of the input are first added and then subtracted.
     """
     blocks = min(triton.cdiv(L, TILE.block), triton.cdiv(max(sizes), TILE.block) + 1)
     return _plan(tuple(sizes), causal, blocks, min(SHORT_BRANCH, L // 128 * 16), device)
@@ -430,7 +430,7 @@ class ToeplitzBranches:
     def _gradients(self, normalization: Tensor, skip: Tensor | None, derivatives: Tensor) -> tuple[Tensor, Tensor]:
         """Return du (C, B, time) and the kernels' gradient; normalization (3, N, C) are s, q and a.
 
-        Some channels at a time: dc of all long branches is in memory.
+        Some channels at a time, because dc of all long branches is in memory.
         """
         p, N, short, g = self.plan, len(self.plan.long), self.short, self.g
         du = torch.empty_like(self.x, dtype=torch.float32)

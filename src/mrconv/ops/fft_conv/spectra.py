@@ -1,6 +1,6 @@
 """The engine of the spectral algorithms: FFTs of batches and operations on their spectra, in plain torch.
 
-An engine transforms a batch (B, C, L) into R signals of spectra (R, C, f) and back, and sums over signals. A signal is
+An engine transforms a batch (B, C, L) into spectra (R, C, f) of R signals and back, and sums over signals. A signal is
 one sequence here and a pair of sequences in `triton_kernels.py`. Inverse transforms of signals are not normalised: the
 factor 1/n belongs to the weights.
 """
@@ -142,7 +142,7 @@ class TorchEngine:
         return total
 
     def keep_(self, y: Tensor, start: int, stop: int) -> Tensor:
-        """Zero all positions of signals in time but start .. stop - 1, in place."""
+        """Zero all positions of signals in time except start .. stop - 1, in place."""
         y[..., :start] = 0
         y[..., stop:] = 0
         return y

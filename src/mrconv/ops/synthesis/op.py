@@ -25,7 +25,7 @@ def _synthesize(modes: Tensor, lengths: list[int], scales: list[float], triton: 
 
         return triton_kernels.synthesize(modes.to(compute_dtype(modes)).contiguous(), lengths, scales)
     spectra = torch.view_as_complex(modes.to(compute_dtype(modes), memory_format=torch.contiguous_format, copy=True))
-    spectra.imag[:, :, 0] = 0  # which cuFFT adds to the result at some lengths
+    spectra.imag[:, :, 0] = 0  # cuFFT would add it to the result at some lengths
     for spectrum, n in zip(spectra, lengths, strict=True):
         if n % 2 == 0 and spectrum.shape[1] > n // 2:
             spectrum.imag[:, n // 2] = 0

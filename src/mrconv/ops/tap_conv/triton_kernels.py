@@ -233,8 +233,8 @@ def correlate_groups(
 ) -> None:
     """Write the sums of every program, for groups of `sizes` taps, to parts.
 
-    The sums are of g[t] u[t - lag], with `sources` of g[sources[i]][t] u[t - lag] for group i. With `branches`
-    (values, s, q, a), every group is one branch with output c, s g - a - q c takes the place of g and is stored in dc.
+    They are sums of g[t] u[t - lag] or, with `sources`, of g[sources[i]][t] u[t - lag] for group i. With `branches`
+    (values, s, q, a), every group is one branch with output c; s g - a - q c replaces g and is stored in dc.
     """
     _, C, L = u.shape
     values, s, q, a = branches or (u,) * 4

@@ -1,7 +1,7 @@
 """Convolution with a dense kernel as a product with its Toeplitz matrix, on the tensor cores; by Triton.
 
-It takes O(L^2) operations where the FFT takes O(L log L), on units so much faster that it wins up to some thousand
-positions. Its reference is `fft_conv_reference`.
+It takes O(L^2) operations where the FFT takes O(L log L), but tensor cores are so much faster that it wins up to
+several thousand positions. Its reference is `fft_conv_reference`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Time is divided into blocks. For one channel, a program computes a tile of time blocks of several sequences: it sums
 u [blocks, chunk] @ Toeplitz [chunk, block] over the chunks of time that its blocks depend on. Time must be contiguous:
-u is copied to a scratch tensor (C, B, time) before and the result from one after, unless it has that layout already.
+an input or output with another layout is copied to or from a scratch tensor (C, B, time).
 
 An element of the Toeplitz matrix is the kernel at lag t - s. The kernel is stored in a strip of several copies, each
 shifted by one, so that every line of the matrix is an aligned piece of memory: line s reads copy s % copies.
@@ -97,7 +97,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def time_blocks(tile, padded_batch, B, blocks, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the time block and the sequence of each line of a tile and whether it exists; the first, last block."""
+    """Return each line's time block and sequence, whether the line exists, and the tile's first and last block."""
     index = tile * BLOCKS + tl.arange(0, BLOCKS)
     block = index // padded_batch
     b = index % padded_batch
@@ -112,9 +112,10 @@ def add_products(  # type: ignore[no-untyped-def]
     COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add x [blocks, 1] times the kernel, given as a strip with lag 0 at `origin`, to total [blocks, BLOCK].
+    """Add the sequences at pointers x [blocks, 1], convolved with a kernel, to total [blocks, BLOCK].
 
-    Chunks are counted from the start of each time block. The kernel reaches chunks `begin` to `end`; x has `chunks`.
+    The kernel is a strip with lag 0 at `origin`. Chunks are counted from the start of each time block: the kernel
+    reaches chunks `begin` to `end`, and x has `chunks` in total.
     """
     s = tl.arange(0, CHUNK)
     t = tl.arange(0, BLOCK)
@@ -162,7 +163,7 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
 
 
 class Grid(NamedTuple):
-    """The division of the time blocks of x (B, C, time), L positions of them valid, into tiles."""
+    """The division of the time blocks of x (B, C, time), with L valid positions, into tiles."""
 
     padded_batch: int  # lines of a tile per time block
     blocks: int
@@ -171,7 +172,7 @@ class Grid(NamedTuple):
 
 
 def grid_of(B: int, L: int, tile: Tile) -> Grid:
-    """Return the grid; a tile holds whole batches of a time block if that wastes few lines, to bound their reach."""
+    """Return the grid; pads the batch, if that wastes few lines, so that tiles hold whole time blocks."""
     blocks, padded = triton.cdiv(L, tile.block), triton.next_power_of_2(B)
     padded_batch = padded if padded <= tile.blocks and 3 * padded <= 4 * B else B
     return Grid(padded_batch, blocks, triton.cdiv(padded_batch * blocks, tile.blocks), triton.cdiv(L, tile.chunk))
