@@ -25,7 +25,7 @@ class Split:
     """One split of a task's data, as stored.
 
     Args:
-        name: of the split.
+        name: name of the split.
         x: examples (n, ...); sequences of different lengths are concatenated, bounded by `offsets`.
         y: labels (n,).
         offsets: boundaries (n + 1,) of the sequences in `x`.
@@ -44,14 +44,14 @@ class Split:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Length of every example; of a pair, that of the longer sequence."""
+        """Length of every example; for a pair, the length of the longer sequence."""
         if self.offsets is None:
             return np.full(len(self), self.x.shape[1] if self.x.ndim > 1 else 1)
         lengths = np.diff(self.offsets)
         return lengths if self.offsets2 is None else np.maximum(lengths, np.diff(self.offsets2))
 
     def example(self, i: int) -> np.ndarray:
-        """Return example i as stored; of a pair, its first sequence."""
+        """Return example i as stored; for a pair, its first sequence."""
         return self.x[i] if self.offsets is None else self.x[self.offsets[i] : self.offsets[i + 1]]
 
     def second(self, i: int) -> np.ndarray:
@@ -66,20 +66,20 @@ class Prepared:
     """A task's prepared data.
 
     Args:
-        name: of the task.
+        name: name of the task.
         encoder: kind of the examples: "tokens" (ids into `vocabulary`, 0 is padding), "values" (length, channels),
             "image" (height, width, channels), or "text": one long sequence of tokens whose labels are the next tokens,
             which loaders cut into windows.
         classes: class names.
         length: maximum length of an example.
-        splits: by name.
+        splits: splits by name.
         vocabulary: symbols by token id.
-        channels: of values and images.
+        channels: number of channels of values and images.
         scale, shift: values and images are stored as integers; a model sees x * scale + shift.
         pair: whether examples are pairs of sequences.
         metric: score of the task's models, one of `mrconv.training.scores`.
         facts: other properties, such as the sampling rate.
-        folder: of the arrays.
+        folder: folder of the arrays.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Prepared:
     folder: Path | None = None
 
     def examples_per_epoch(self, split: str, train: bool) -> int:
-        """Return the number of examples in an epoch; of a text, the number of windows."""
+        """Return the number of examples in an epoch; for a text, the number of windows."""
         stored = len(self.splits[split])
         if self.encoder != "text":
             return stored
@@ -106,7 +106,7 @@ class Prepared:
         return -(-stored // (self.length - self.facts["context"]))
 
     def decimated(self, rate: float) -> Prepared:
-        """Return the data at a lower sampling rate: every second sample at 0.5, without a filter."""
+        """Return the data at a lower sampling rate: 0.5 keeps every second sample, without a filter."""
         step = round(1 / rate) if 0 < rate <= 1 else 0
         if abs(step * rate - 1) > 1e-6:
             raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {rate!r}")
@@ -126,7 +126,7 @@ class Task(ABC):
     """A benchmark task. Its fields are its options; all but the folders are part of the cache key.
 
     A subclass lists its source files (`sources`) and builds arrays from them (`build`): the arrays of `Split` for each
-    split, and a dictionary with `encoder`, `classes`, `length` and every other field of `Prepared` that is not default.
+    split, and a dictionary with `encoder`, `classes`, `length` and all fields of `Prepared` that are not the default.
     """
 
     data_dir: Path = Path("data")
@@ -138,7 +138,7 @@ class Task(ABC):
     """Score of the task's models: one of `mrconv.training.scores`."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     layout: ClassVar[str] = ""
-    """The expected files and where to get them: the end of the message when they are missing."""
+    """The expected files and where to get them; ends the error message if files are missing."""
 
     @abstractmethod
     def sources(self) -> Sequence[Path]:
@@ -209,7 +209,7 @@ NOT_IN_KEY = {"data_dir", "cache_dir"}
 
 
 def check_split(task: str, split: str, arrays: Arrays, classes: int) -> None:
-    """Raise DataError if a split is empty, its arrays differ in number, or a label is out of range."""
+    """Raise DataError if a split is empty, its arrays differ in length, or a label is out of range."""
     y, x, offsets = arrays["y"], arrays["x"], arrays.get("offsets")
     if len(y) == 0:
         raise DataError(f"{task}: the {split} split has no example")

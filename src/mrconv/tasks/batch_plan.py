@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-BUCKET_BATCHES = 50  # batches among which examples are sorted by length
+BUCKET_BATCHES = 50  # examples are sorted by length within groups of this many batches
 
 
 class BatchPlan:
@@ -17,10 +17,10 @@ class BatchPlan:
         examples: number of examples.
         batch_size: examples per batch and process.
         train: shuffle, and drop examples that do not fill a batch.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
         rank, world: index of this process and number of processes.
-        lengths: of all examples; if given, a batch has examples of similar length, which still differ in every epoch
-            of training.
+        lengths: lengths of all examples; if given, the examples of a batch have similar lengths, and batches still
+            differ between epochs of training.
     """
 
     def __init__(

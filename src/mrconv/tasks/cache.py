@@ -1,8 +1,8 @@
 """A cache of prepared data: folders of memory-mapped arrays, written atomically.
 
-The name of a folder holds a hash of all that determines its arrays: the task, its options and its source files. A
-folder is written under a temporary name and renamed when complete, so that an interrupted process leaves no folder that
-looks complete, and of two concurrent writers the first wins.
+The name of a folder contains a hash of everything that determines its arrays: the task, its options and its source
+files. A folder is written under a temporary name and renamed when it is complete. An interrupted process therefore
+leaves no folder that looks complete, and the first of two concurrent writers wins.
 """
 
 from __future__ import annotations

@@ -109,12 +109,12 @@ class _Cifar(Task):
 @register_task("image")
 @dataclass(frozen=True)
 class Image(_Cifar):
-    """Long Range Arena's Image: 1,024 grey values, normalised as by S4."""
+    """Long Range Arena's Image: 1,024 grey values, normalised as in S4."""
 
     title = "Image (LRA): CIFAR-10 in greyscale, 1,024 pixels, 10 classes"
 
     def pixels(self, planes: np.ndarray) -> np.ndarray:
-        """Return luma, rounded as by Pillow, on which torchvision's Grayscale is based."""
+        """Return the luma, rounded as in Pillow, which torchvision's Grayscale uses."""
         red, green, blue = planes.astype(np.uint32).transpose(1, 0, 2)
         return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)[:, :, None]
 
@@ -126,7 +126,7 @@ class Image(_Cifar):
 @register_task("scifar")
 @dataclass(frozen=True)
 class SCIFAR(_Cifar):
-    """Sequential CIFAR: 1,024 RGB pixels, each channel normalised as by S4."""
+    """Sequential CIFAR: 1,024 RGB pixels, each channel normalised as in S4."""
 
     title = "Sequential CIFAR-10 in colour: 1,024 pixels, 10 classes"
 
@@ -177,7 +177,7 @@ def parse_class_names(content: bytes, where: str) -> list[str]:
 
 
 def safe_unpickle(content: bytes, where: str) -> dict[str, Any]:
-    """Return a pickled dictionary of built-in types and arrays; other classes are rejected, as they could run code."""
+    """Return a pickled dictionary of built-in types and arrays; reject other classes, which could run code."""
     try:
         data = _Unpickler(io.BytesIO(content), where).load()
     except DataError:

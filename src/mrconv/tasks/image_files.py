@@ -53,7 +53,7 @@ def decode_image(content: bytes, name: str, grey: bool, max_pixels: int | None =
 
 
 def fit_image(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Crop an image (h, w, channels) to the aspect ratio of height x width and resize it to that."""
+    """Crop an image (h, w, channels) to the aspect ratio of height x width and resize it to that size."""
     from PIL import Image, ImageOps
 
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)

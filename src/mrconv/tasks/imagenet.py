@@ -60,8 +60,8 @@ class ImageNet(Task):
     def cache_folder(self) -> Path:
         """Return the folder of the index.
 
-        The key is that of the class folders and their modification times, which change when files are added or
-        removed: no image file is looked at.
+        The cache key consists of the names and modification times of the class folders, which change when files are
+        added or removed. Image files are not inspected.
         """
         sources = self.sources()
         times = [
@@ -110,15 +110,15 @@ def class_folders(folder: Path) -> list[str]:
 class ImageFiles(Dataset[tuple[Tensor, int]]):
     """Images of a split, decoded on demand: normalised float (3, size, size), and the label.
 
-    In training a random crop of 8 to 100 % of the area, resized and randomly flipped; a function of (seed, epoch,
-    index) alone. In evaluation the centre crop.
+    In training, an image is a random crop of 8 to 100 % of the area, resized and randomly flipped; the crop depends on
+    (seed, epoch, index) alone. In evaluation, it is the centre crop.
 
     Args:
         data, split: the index and the name of the split.
         root: the folder of train/ and val/; by default that of the index.
         size: side of the returned image; by default the task's.
         train: crop at random; by default for the split "train".
-        seed: of the random crops.
+        seed: seed of the random crops.
         augment: further augmentation of a cropped image in training, called with the image and a random generator.
     """
 

@@ -38,7 +38,7 @@ class ListOps(Task):
     Args:
         length: a sequence is cut to length - 1 symbols and <eos>.
         source: "files" (LRA's basic_{train,val,test}.tsv), "generate", or "auto": the files if they exist.
-        seed: of generated expressions, as are all options below.
+        seed: seed of generated expressions; this and all options below only apply to generation.
         train_size, val_size, test_size: numbers of expressions.
         min_length, max_length: lengths of expressions lie strictly between them.
         max_depth, max_args: limits of nesting and of arguments of an operator.

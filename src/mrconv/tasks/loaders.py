@@ -1,4 +1,4 @@
-"""The interface of all loaders: batches of a split, which follow from the seed and the epoch alone.
+"""The interface of all loaders: batches of a split, which depend on the seed and the epoch alone.
 
 A loader can stop within an epoch and resume there.
 """
@@ -25,7 +25,7 @@ class Batch:
     Args:
         x: tokens (B, L), values (B, L, C) or images (B, C, H, W).
         y: labels (B,).
-        lengths: of the sequences (B,), where they differ.
+        lengths: lengths of the sequences (B,), if they differ.
         x2, lengths2: the second sequences of pairs.
     """
 
@@ -57,7 +57,7 @@ class BatchLoader(ABC):
         data, split: the data and the name of the split.
         batch_size: examples per batch and process.
         train: shuffle, and drop examples that do not fill a batch; by default for the split "train".
-        seed: of the shuffling.
+        seed: seed of the shuffling.
         rank, world: index of this process and number of processes.
         bucket: put examples of similar length into a batch.
         pad: "batch" pads to the longest example of the batch (in training, of all processes), a number n to the next
@@ -124,7 +124,7 @@ class BatchLoader(ABC):
         self.epoch, self.position = state["epoch"], state["position"]
 
     def padded_length(self, longest: int) -> int:
-        """Return the length to which a batch is padded whose longest example has this length."""
+        """Return the padded length of a batch whose longest example has this length."""
         if self.pad == "max":
             return self.data.length
         step = 1 if self.pad == "batch" else int(self.pad)

@@ -25,7 +25,7 @@ MD5 = {
     "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
-PERMUTATION_SEED = 92916  # that of most works on permuted MNIST since uRNN and scoRNN, with RandomState
+PERMUTATION_SEED = 92916  # used with RandomState by most work on permuted MNIST since uRNN and scoRNN
 
 
 @register_task("smnist")
@@ -79,7 +79,7 @@ def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the values of an IDX file of unsigned bytes: 00 00 08 and dimensions, each size in four bytes, values."""
+    """Return the values of an IDX file: bytes 0, 0, 8 and the number of dimensions, each size in four bytes, values."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

@@ -33,9 +33,9 @@ def train_val_test(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.
 
 
 def random_split(n: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Return sorted indices of random parts of n examples; the first part takes what the others leave.
+    """Return sorted indices of random parts of n examples; the first part takes the remainder.
 
-    Drawn as by `torch.utils.data.random_split`: seed 42 gives the splits of S4 and its successors.
+    The draw is that of `torch.utils.data.random_split`: seed 42 gives the splits of S4 and its successors.
     """
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
     sizes = [int(n * fraction) for fraction in fractions[1:]]

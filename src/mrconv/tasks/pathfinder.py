@@ -19,7 +19,7 @@ from .image_files import open_image
 from .packing import SPLIT_SEED, random_split
 from .progress_callback import Progress, ProgressCounter
 
-CONTOUR_FOLDER = "curv_contour_length_14"  # of the release's three difficulties, the one that papers report
+CONTOUR_FOLDER = "curv_contour_length_14"  # the one of the release's three difficulties that papers report
 CHUNK = 10_000  # images generated at a time, to save memory
 LabelledImage = tuple[np.ndarray, int]
 

@@ -28,7 +28,7 @@ from .vocabulary import END, SPECIAL, UNKNOWN, is_characters
 
 INPUTS_FILE = "inputs.json"
 KINDS = ("text", "tokens", "values", "audio", "image")
-MAX_PIXELS = 2**25  # of an image before resizing
+MAX_PIXELS = 2**25  # limit for an image before resizing
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Preprocessor:
         channels: channels of values.
         sampling_rate: samples a second that the model sees.
         step: keep every `step`-th sample of a recording, without a filter.
-        height, width: of an image.
+        height, width: size of an image.
         scale, shift: normalisation of values.
     """
 
@@ -152,7 +152,7 @@ class Preprocessor:
         return json.dumps(values, ensure_ascii=False) + "\n"
 
     def at_rate(self, rate: float) -> Self:
-        """Return the preprocessor of the same model run at another rate, relative to the present one."""
+        """Return the preprocessor for the same model at another sampling rate, relative to the current one."""
         length = max(1, round(self.length * rate))
         at = np.minimum(np.arange(length) / rate, self.length - 1).astype(int)
         changes = {
@@ -210,7 +210,7 @@ class Preprocessor:
         return ids
 
     def count_unknown(self, ids: np.ndarray) -> int:
-        """Return how many token ids are that of <unk>."""
+        """Return how many of the token ids are <unk>."""
         return int((ids == self.token_ids[UNKNOWN]).sum()) if UNKNOWN in self.token_ids else 0
 
     def check_values(self, values: Any) -> np.ndarray:
@@ -276,7 +276,7 @@ class Preprocessor:
         """Preprocess a recording in any format that libsndfile reads: resampled, decimated, cut or padded."""
         self.check_kind("audio")
         assert self.sampling_rate
-        rate = round(self.sampling_rate * self.step)  # of the recordings in training
+        rate = round(self.sampling_rate * self.step)  # sampling rate of the training recordings
         samples, notes = resample_audio(content, rate, self.length * self.step)
         result = self.from_values(samples[:: self.step][: self.length])
         return ModelInput(result.x, notes + result.notes)

@@ -60,7 +60,7 @@ def class_name(data: Prepared, split: Split, i: int) -> str:
 
 
 def describe_example(data: Prepared, split: Split, i: int) -> str:
-    """Return example i as text; of a long text, the window that starts at character i."""
+    """Return example i as text; for a long text, the window that starts at character i."""
     if data.encoder == "text":
         return f"{split.name} {i}:\n{decode_tokens(data, split.x[i : i + data.length])}"
     head = f"{split.name} {i}: {class_name(data, split, i)}"
@@ -122,7 +122,7 @@ def waveform_blocks(samples: np.ndarray, columns: int = 72, height: int = 9) -> 
 
 
 def draw_examples(data: Prepared, out: Path, count: int = 8) -> None:
-    """Draw examples of all classes in turn into a file; for tokens a histogram of lengths, for a text of characters."""
+    """Draw examples of all classes in turn to a file; for tokens, a histogram of lengths; for a text, of characters."""
     from matplotlib.figure import Figure
 
     split = next(iter(data.splits.values()))

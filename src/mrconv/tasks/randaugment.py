@@ -1,4 +1,4 @@
-"""RandAugment with operations that get stronger with magnitude, as timm's "rand-m9-mstd0.5-inc1"."""
+"""RandAugment with operations that get stronger with magnitude, as in timm's "rand-m9-mstd0.5-inc1"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LEVELS, DEVIATION = 10.0, 0.5
-OPERATIONS, PROBABILITY = 2, 0.5  # drawn for each image; of applying each
+OPERATIONS, PROBABILITY = 2, 0.5  # operations drawn for each image; probability of applying each
 FILL = tuple(round(255 * x) for x in MEAN)
 NAMES = (
     "autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add", "color", "contrast",

@@ -1,4 +1,4 @@
-"""Raw inputs of a model (texts, paths, bytes, arrays, mappings) as inputs that it can process."""
+"""Conversion of raw inputs (texts, paths, bytes, arrays, mappings) to preprocessed inputs of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RawInputs:
     """Preprocessing of raw inputs of any form.
 
     Args:
-        preprocessor: of the model.
+        preprocessor: preprocessor of the model.
         pairs: whether an input is a pair of sequences.
     """
 

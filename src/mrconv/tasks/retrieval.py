@@ -1,8 +1,8 @@
-"""Retrieval of Long Range Arena: does one paper of the ACL Anthology Network cite another, by characters.
+"""Retrieval of Long Range Arena: does one paper of the ACL Anthology Network cite another? Texts are characters.
 
 LRA's files hold each text as the Python representation of bytes, b'...': a newline is the two characters \\n, and bytes
-beyond ASCII are \\x.. . S4 and its successors do not decode it, and neither does this task by default: the vocabulary
-has at most 95 printable characters and 3 special symbols, the 98 that they report.
+beyond ASCII are \\x.. . S4 and its successors do not decode the texts, and neither does this task by default: the
+vocabulary has at most 95 printable characters and 3 special symbols, the 98 symbols that S4 reports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 @register_task("retrieval")
 @dataclass(frozen=True)
 class Retrieval(Task):
-    """Cited or not: pairs of papers.
+    """Classification of pairs of papers: does one cite the other?
 
     Args:
         length: each text is cut to length - 1 characters and <eos>.

@@ -36,9 +36,9 @@ class SpeechCommands(Task):
     Preparing holds all clips in memory, about 4 GB for the whole release.
 
     Args:
-        words: 35 for all words, split by the release's lists or, of three archives, by archive; shorter clips are
-            padded with zeros. 10 for the ten-word task; shorter clips are left out, and of each word 70 % are for
-            training and 15 % each for validation and test (S4's fractions, but not its draw by scikit-learn).
+        words: 35 for all words, split by the release's lists or, with three archives, by archive; shorter clips are
+            padded with zeros. 10 for the ten-word task; shorter clips are left out, and the clips of each word are
+            split into 70 % training, 15 % validation and 15 % test (S4's fractions, but not its draw by scikit-learn).
         normalise: "s4" for S4's normalisation, see `s4_normalisation`; "unit" for values from -1 to 1.
     """
 
@@ -108,7 +108,7 @@ class SpeechCommands(Task):
         return splits | {"all": s4_normalisation(splits["train"]["x"])}, facts
 
     def _files(self, paths: Sequence[Path], lists: dict[str, str]) -> Iterator[tuple[str, bytes, str | None]]:
-        """Yield path, content and, where the archive determines it, split of each clip; fill `lists` from the lists."""
+        """Yield path, content and, if known from the archive, split of each clip; fill `lists` from the list files."""
         lists_read = set()
         for path in paths:
             for inner, content in read_members(path, self._wanted):
@@ -201,7 +201,7 @@ def read_list(content: bytes, name: str, split: str, lists: dict[str, str]) -> N
 
 
 def stratified_split(names: Sequence[str], classes: Sequence[str]) -> dict[str, list[int]]:
-    """Return a random 70, 15 and 15 % of each word's clips; seed k draws those of word k."""
+    """Return random splits of 70, 15 and 15 % of the clips of each word; word k is split with seed k."""
     parts: dict[str, list[int]] = {split: [] for split in SPLITS}
     for k, word in enumerate(classes):
         clips = sorted((i for i, name in enumerate(names) if name.split("/")[0] == word), key=names.__getitem__)
@@ -214,7 +214,7 @@ def s4_normalisation(x: np.ndarray) -> Arrays:
     """Return S4's scale and shift, float32 (length, 1).
 
     Samples are divided by 2**15 twice, then normalised by mean and standard deviation of the training clips at each
-    instant: (x - mean) / (std + 1e-5). As std is smaller than 1e-5, values are of the order of 0.2, not 1.
+    time index: (x - mean) / (std + 1e-5). As std is smaller than 1e-5, values are of the order of 0.2, not 1.
     """
     total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
     for start in range(0, len(x), BLOCK):

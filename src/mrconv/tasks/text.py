@@ -32,9 +32,9 @@ Review = tuple[str, str, int]
 @register_task("text")
 @dataclass(frozen=True)
 class IMDBReviews(Task):
-    """Positive or negative: 25,000 training and 25,000 test reviews.
+    """Sentiment, positive or negative, of 25,000 training and 25,000 test reviews.
 
-    As in LRA and S4 there is no validation split: a model chosen by its test accuracy should be reported as such.
+    As in LRA and S4 there is no validation split: a report should state that the test accuracy chose the model.
 
     Args:
         length: a text is cut to length - 1 characters and <eos>.

@@ -25,7 +25,7 @@ def is_characters(vocabulary: Iterable[str]) -> bool:
 
 
 class CharacterEncoder:
-    """Encodes texts as token ids of their characters, ended by <eos> and cut to a length that includes it."""
+    """Encodes texts as token ids of their characters followed by <eos>, cut to a length that includes <eos>."""
 
     def __init__(self, vocabulary: Sequence[str], length: int) -> None:
         self.length = length

@@ -71,7 +71,7 @@ class WorkerLoader(BatchLoader):
     Args:
         workers: number of worker processes.
         pin_memory: return batches in pinned memory.
-        augment: of `ImageFiles`.
+        augment: augmentation of `ImageFiles`.
     """
 
     def __init__(

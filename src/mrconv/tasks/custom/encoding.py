@@ -19,7 +19,7 @@ Encoded = tuple[dict[str, Arrays], dict[str, Any]]
 
 
 def encode_text(parts: ExamplesBySplit, length: int) -> Encoded:
-    """Encode texts by the characters of the training texts; length 0 is that of the longest text with <eos>."""
+    """Encode texts with the characters of the training texts; length 0 stands for the longest text with <eos>."""
     length = length or 1 + max(len(text) for examples in parts.values() for text in examples.x)
     if length < 2:
         raise DataError(f"{parts['train'].where}: length {length} has no room for a character before <eos>")
@@ -30,7 +30,7 @@ def encode_text(parts: ExamplesBySplit, length: int) -> Encoded:
 
 
 def encode_tokens(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
-    """Shift integers by 1, as 0 is padding."""
+    """Encode integers as tokens, shifted by 1 because 0 is padding."""
     largest = max(int(np.max(examples.x)) for examples in parts.values())
     for examples in parts.values():
         low, high = np.min(examples.x), np.max(examples.x)
@@ -95,7 +95,7 @@ def encode_images(parts: ExamplesBySplit, length: int, sequence: bool) -> Encode
 
 
 def _stored_length(parts: ExamplesBySplit, length: int, cut: bool) -> int:
-    """Return `length`, or that of the longest example if 0; a longer example raises DataError unless `cut`."""
+    """Return `length`, or the longest example's length if it is 0; raise DataError for longer ones unless `cut`."""
     longest = 0
     for examples in parts.values():
         for i, x in enumerate(examples.x):

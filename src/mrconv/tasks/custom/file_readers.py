@@ -28,12 +28,12 @@ class Examples:
     """Examples of one file or folder.
 
     Args:
-        kind: of the examples.
+        kind: kind of the examples.
         x: by kind: "text" strings, "tokens" integers (n, length), "values" (n, length, channels), "audio" arrays
             (samples,), "image" arrays (height, width, channels) with 1 or 3 channels.
         labels: class names.
         where: the file or folder, for errors.
-        names: of the examples, for errors; by default their numbers.
+        names: names of the examples, for errors; by default their numbers.
     """
 
     kind: str
@@ -193,7 +193,7 @@ def read_media(path: Path, rate: int, grey: bool, on_file: Callable[[], None]) -
 def _labels_from_paths(path: Path, names: Sequence[str]) -> list[str]:
     parts = [name.split("/") for name in names]
     if path.is_file() and all(len(each) > 2 and each[0] == parts[0][0] for each in parts):
-        parts = [each[1:] for each in parts]  # the archive of a folder, which contains that folder
+        parts = [each[1:] for each in parts]  # the archive of a folder has that folder as its only entry
     for each in parts:
         if len(each) < 2:
             raise DataError(f"{path}: {each[0]} is not in a folder; expected CLASS/{each[0]}")
@@ -201,5 +201,5 @@ def _labels_from_paths(path: Path, names: Sequence[str]) -> list[str]:
 
 
 def _is_media(name: str) -> bool:
-    path = PurePosixPath(name)  # archives made by macOS have a twin of every file, in __MACOSX or named ._
+    path = PurePosixPath(name)  # macOS adds a metadata file for every file, in __MACOSX or named ._
     return suffix(path) in MEDIA and not any(part.startswith((".", "__MACOSX")) for part in path.parts)

@@ -46,12 +46,13 @@ class CustomData(Task):
     deviation of each channel of the training data, padding included.
 
     Args:
-        path: of the data.
-        length: of the sequences, 0 for that of the longest. Texts are cut to it, <eos> included. Of other kinds, longer
-            sequences raise an error unless `cut`; shorter recordings and values are padded with zeros on the right.
+        path: path of the data.
+        length: length of the sequences; 0 stands for the longest. Texts are cut to it, including <eos>. Longer
+            sequences of other kinds raise an error unless `cut`; shorter recordings and values are padded with zeros on
+            the right.
         cut: cut longer sequences.
-        val_fraction, test_fraction, seed: of splits that are drawn.
-        label_column, text_column: of tables.
+        val_fraction, test_fraction, seed: sizes and seed of splits that are drawn.
+        label_column, text_column: column names of tables.
         rate: samples a second of the recordings.
         grey: convert colour images to greyscale.
         sequence: read images as sequences of pixels in raster order, else as images (height, width, channels).
@@ -80,14 +81,14 @@ class CustomData(Task):
             raise ValueError(f"val_fraction and test_fraction must be at least 0, in sum below 1; got {val} and {test}")
 
     def sources(self) -> Sequence[Path]:
-        """Return the files; of a folder, its class folders, as the cache may lie beside them."""
+        """Return the files; for a folder, its class folders, because the cache may be beside them."""
         sources: list[Path] = []
         for path in self._paths().values():
             sources += class_folders(path, self.cache_root()) if path.is_dir() else [path]
         return sources
 
     def build(self, progress: Progress) -> Built:
-        """Read, split unless it is already split, and encode."""
+        """Read the examples, split them unless the files are split already, and encode them."""
         parts = self._read(progress)
         for examples in parts.values():
             if len(examples) == 0:

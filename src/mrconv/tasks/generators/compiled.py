@@ -1,6 +1,7 @@
 """Compilation by numba, and the random numbers of the compiled generators.
 
-numba caches a compiled function by its own file: after a change of this file, delete the `__pycache__` of the callers.
+numba's cache of a compiled function only tracks the file that defines it: after a change of this file, delete the
+`__pycache__` of the callers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F, inline: Literal["never", "always"] = "never") -> F:
-    """Compile a function without the GIL, cached on disk where possible (decorator)."""
+    """Compile a function that releases the GIL, cached on disk where possible (decorator)."""
     try:
         return cast(F, numba.njit(nogil=True, cache=True, inline=inline)(function))
     except RuntimeError:  # the cache folder is not writable
@@ -23,7 +24,7 @@ def compiled(function: F, inline: Literal["never", "always"] = "never") -> F:
 
 
 def inlined(function: F) -> F:
-    """Compile a function into its callers (decorator): calls with many arrays spend more on reference counting."""
+    """Inline a function into its callers (decorator): a call with many arrays spends time on reference counting."""
     return compiled(function, inline="always")
 
 

@@ -68,7 +68,7 @@ def _draw_expression(state: np.uint64, max_depth: int, max_args: int, out: Symbo
     missing[d] is the number of nodes still to draw at depth d.
     """
     depth, missing[1] = 1, 1
-    written, length = 0, 1  # length: of the expression if all missing nodes were digits
+    written, length = 0, 1  # length that the expression would have if all missing nodes were digits
     while depth > 0:
         if missing[depth] == 0:
             depth -= 1
@@ -95,7 +95,7 @@ def _draw_expression(state: np.uint64, max_depth: int, max_args: int, out: Symbo
 
 @compiled
 def _ranked(counts: NDArray[np.int64], rank: int) -> int:
-    """Return the argument of a rank, 0 for the smallest; counts[v] arguments are v."""
+    """Return the argument of this rank (0: the smallest) among counts[v] arguments of each value v."""
     value = 0
     while rank >= counts[value]:
         rank -= counts[value]
@@ -105,7 +105,7 @@ def _ranked(counts: NDArray[np.int64], rank: int) -> int:
 
 @compiled
 def _apply(operator: int, counts: NDArray[np.int64]) -> int:
-    """Return the value of an operator applied to counts[v] arguments v each."""
+    """Return the value of an operator applied to counts[v] arguments of each value v."""
     n = total = 0
     for value in range(10):
         n += counts[value]
@@ -119,7 +119,7 @@ def _apply(operator: int, counts: NDArray[np.int64]) -> int:
 
 @compiled
 def _evaluate(symbols: Symbols, operators: Symbols, counts: NDArray[np.int64]) -> int:
-    """Return the value of an expression; counts[d, v] is the number of arguments v of the operator open at depth d."""
+    """Return the value of an expression; counts[d, v] is the number of arguments v of the open operator at depth d."""
     depth, value = 0, 0
     for symbol in symbols:
         if MIN <= symbol < CLOSE:
@@ -175,7 +175,7 @@ def _collect(
 ) -> tuple[dict[bytes, int], int]:
     """Return distinct expressions in the order of the draws, with their values, and the number of draws.
 
-    They are `count`, or fewer if PATIENCE consecutive draws gave no new expression.
+    Return `count` expressions, or fewer if PATIENCE consecutive draws gave no new one.
     """
     kept: dict[bytes, int] = {}
     draws = 0
@@ -235,7 +235,7 @@ def _check_range(name: str, value: object, low: int, high: int) -> None:
 
 
 def evaluate(symbols: Symbols) -> int:
-    """Return the value of one expression; the Python reference of the compiled evaluation."""
+    """Return the value of one expression: the Python reference for the compiled evaluation."""
     stack: list[list[int]] = [[]]  # for each open operator: the operator and the values of its arguments
     for symbol in symbols.tolist():
         if MIN <= symbol < CLOSE:

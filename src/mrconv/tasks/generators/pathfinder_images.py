@@ -1,9 +1,9 @@
 """Generator of Pathfinder images: two long dashed contours, distractors, and two discs that a contour joins or not.
 
 An independent implementation of the generator behind Long Range Arena's Pathfinder and Path-X (Linsley et al., NeurIPS
-2018; Tay et al., ICLR 2021), including its rounding and quirks, so that the images have the same statistics. Hundreds
-of pairs of contours fail for each that succeeds: the search is compiled and works on a mask of occupied pixels, and
-only successful contours are drawn. Image i depends on (seed, i) and the options alone.
+2018; Tay et al., ICLR 2021), including its rounding and quirks, so that the images have the same statistics. The search
+fails for hundreds of pairs of contours before it finds one. It is therefore compiled and works on a mask of occupied
+pixels, and only successful contours are drawn. Image i depends on (seed, i) and the options alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .pathfinder_search import copy_mask, extend_pair, find_distractor, is_insid
 from .pathfinder_tables import Array, Tables, make_tables
 
 MAX_ATTEMPTS = 1_000_000  # to find a pair of contours; 300 to 400 are usual
-CHUNK = 2**17  # pixels that a thread draws at a time, in some ten milliseconds
+CHUNK = 2**17  # pixels that a thread draws at a time, in some tens of milliseconds
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PathfinderImages:
     distractors: Array  # (n,)
     distractor_paths: Array  # (n, num_distractor_snakes, distractor_length, 2, 2); -1 for missing ones
     margins: Array  # (n,)
-    attempts: Array  # (n,): to find a pair of long contours, including those without room for a first dash
+    attempts: Array  # (n,): attempts to find a pair of long contours, including those without room for a first dash
 
 
 def generate(
@@ -192,7 +192,7 @@ def _draw_discs(t: Tables, out: _Arrays, state: Array, i: int, canvas: Array) ->
     for axis in range(2):
         out.discs[i, 0, axis], out.discs[i, 1, axis] = out.tails[i, first, axis], out.ends[i, last, axis]
     for row, column in out.discs[i]:
-        # one entry of the table serves all pixels far from the border
+        # all pixels far from the border share one entry of the table
         v = min(row, max(side // 2, row - t.size + side))
         h = min(column, max(side // 2, column - t.size + side))
         for dy in range(-reach, reach + 1):

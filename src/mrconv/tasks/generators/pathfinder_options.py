@@ -13,8 +13,8 @@ class PathfinderOptions:
     """Arguments of the original generator under their original names; defaults are those of Pathfinder, 32 x 32, hard.
 
     `border_quirk` reproduces an effect of OpenCV's dilation in the original: an angle whose first dash leaves a corner
-    pixel of the image uncovered counts as having no room (at 32 x 32 all but 30 of 360). Without it, only that pixel
-    is not free.
+    pixel of the image uncovered counts as having no room (at 32 x 32, all but 30 of 360 angles). Without the quirk,
+    only that pixel is not free.
     """
 
     size: int = 32
@@ -70,9 +70,9 @@ class PathfinderOptions:
 def options_for(size: int, contour_length: int = 14) -> PathfinderOptions:
     """Return the options of a square image: Long Range Arena's at 32 (Pathfinder) and 128 (Path-X).
 
-    Other sizes are interpolated linearly between these two, each value rounded to what drawing allows: thickness and
-    disc radius to halves, lengths and both margins to integers. Contrast is that of 32 for dashes half a pixel thick,
-    which appear faint, and that of 128 for thicker ones.
+    The options of other sizes are interpolated linearly between these two. Each value is rounded to what drawing
+    allows: thickness and disc radius to halves, lengths and both margins to integers. Dashes half a pixel thick, which
+    appear faint, have the contrast of size 32, thicker ones that of size 128.
     """
     check_positive_int(size=size, contour_length=contour_length)
     if contour_length < 3:

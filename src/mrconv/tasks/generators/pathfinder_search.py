@@ -1,7 +1,7 @@
 """Search for the contours of a Pathfinder image on a mask of occupied pixels, compiled by numba.
 
-A contour is an array of dashes (number, row, column) with numbers of `Tables`, and a pivot, from which the next dash
-continues. `t` are the tables, `m` is the index of the image's margin, and `state` (1,) that of its random stream.
+A contour is an array of dashes (number, row, column), numbered as in `Tables`, and a pivot, from which the next dash
+continues. `t` are the tables, `m` is the index of the image's margin, and `state` (1,) the state of its random stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_inside(y: int, x: int, size: int) -> bool:
 
 @compiled
 def copy_mask(source: Array, target: Array) -> None:
-    """Copy a mask; numba takes seconds longer to compile a slice assignment."""
+    """Copy a mask by a loop: numba takes seconds longer to compile a slice assignment."""
     for y in range(source.shape[0]):
         for x in range(source.shape[1]):
             target[y, x] = source[y, x]

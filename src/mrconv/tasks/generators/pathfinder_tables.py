@@ -1,8 +1,8 @@
 """Lookup tables of the Pathfinder generator: every dash and disc that can occur in an image, drawn once with Pillow.
 
-The angle of a first dash is an integer in degrees; that of a later dash is the angle of one of a few integer offsets.
-The ink of a dash is what it draws; its footprint is what it occupies in the mask. All values have 8 bits. Coordinates
-are (row, column); a point moved by d along the angle a is offset by d * (sin a, cos a), rounded up.
+The angle of a first dash is an integer in degrees; the angle of a later dash is that of one of a few integer offsets.
+The ink of a dash is the pixels that it draws; its footprint is the pixels that it occupies in the mask. All values have
+8 bits. Coordinates are (row, column); a point moved by d along the angle a is offset by d * (sin a, cos a), rounded up.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Tables(NamedTuple):
     """
 
     size: int
-    tries: int  # to place a dash
+    tries: int  # attempts to place a dash
     distractor_tries: int
     seed_distance: int
     contrast: float
     distractor_contrast: float
     border: Array  # (size, size): the mask of an empty image
-    lengths: Array  # (M, 3): of a dash; from pivot to far end; from pivot to pivot
+    lengths: Array  # (M, 3): length of a dash, distance from pivot to far end, distance from pivot to pivot
     along: Array  # (M, D, 2): sin and cos of the angle
-    back: Array  # (M, D, 2): of the angle + 180 degrees
+    back: Array  # (M, D, 2): sin and cos of the angle + 180 degrees
     candidates: Array  # (M, C, 2): offsets of the far end from the pivot
     candidate_count: Array  # (M,)
-    turn: Array  # (M, D, C): weight of a candidate after a dash, by the turn
+    turn: Array  # (M, D, C): weight of a candidate after a dash, smaller for sharper turns
     disc: Array  # (M, n, 2): offsets within the margin
     disc_count: Array  # (M,)
     ink: Array  # (M, D, n, 3): row, column, value
@@ -126,7 +126,7 @@ def _candidates(radius: int) -> Array:
 
 
 def _draw_dashes(angles: Array, options: PathfinderOptions, margin: int) -> tuple[Array, Array, Array, Array]:
-    """Return ink and footprint of a dash along each angle, and their numbers of pixels."""
+    """Return ink and footprint of a dash along each angle, and how many pixels they have."""
     middle = options.paddle_length + math.ceil(options.paddle_thickness) + margin
     scale, side = options.antialias_scale, 2 * middle + 1
     c, length = middle * scale, options.paddle_length * scale
@@ -163,7 +163,7 @@ def _shrink(canvas: Array, side: int) -> Array:
 
 
 def _pixels(squares: Iterable[Array], middle: int) -> tuple[Array, Array]:
-    """Return (row, column, value) of the nonzero pixels, relative to the middle, brightest first; and their numbers."""
+    """Return (row, column, value) of the nonzero pixels, relative to the middle, brightest first; and their counts."""
     lists = []
     for square in squares:
         rows, columns = np.nonzero(square)
@@ -185,7 +185,7 @@ def _misses_a_corner(clearance: Array) -> bool:
 
 
 def _start_area(clearance: Array, options: PathfinderOptions) -> Array:
-    """Return the rectangle of pixels whose clearance stays off a frame of 2 * seed_distance pixels."""
+    """Return the rectangle of pixels whose clearance does not touch a frame of 2 * seed_distance pixels."""
     first, last = 2 * options.seed_distance, options.size - 1 - 2 * options.seed_distance
     if len(clearance) == 0:
         return np.array([1, 0, 1, 0])
