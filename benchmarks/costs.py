@@ -2,9 +2,9 @@
 
     python benchmarks/costs.py [--device cuda] [--only triton] [--precision half] [--out src/mrconv/ops/costs.json]
 
-Every algorithm runs on the same number of elements at several lengths, on a GPU as a CUDA graph, so that the device's
-work counts and the host's does not. `triton` is a GPU with Triton, `cuda` a GPU without, `cpu` any CPU. A new entry
-replaces the previous one of its kind of device and precision; the others stay.
+Every algorithm runs on the same number of elements at several lengths. On a GPU it runs as a CUDA graph, so that only
+the device's work is measured. `triton` is a GPU with Triton, `cuda` a GPU without, `cpu` any CPU. A new entry replaces
+the previous one of its kind of device and precision; the others stay.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def low_frequencies(seed: int) -> Tensor:
 
 @torch.no_grad()
 def half_rate(kernel_size: int, bidirectional: bool) -> dict[str, float]:
-    """Return the errors at half the rate with respect to the decimated output: of a new layer, and of its branches."""
+    """Return the errors at half the rate with respect to the decimated output, for a new layer and for its branches."""
     torch.manual_seed(0)
     layer = MRConv(D, L, kernel_size=kernel_size, bidirectional=bidirectional, dtype=torch.float64)
     for step in range(50):

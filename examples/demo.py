@@ -1,6 +1,6 @@
-"""Generate ListOps, train, evaluate, merge, compare and plot, in minutes on two CPU cores.
+"""Train a small model on generated ListOps, merge it and compare the two forms, in minutes on two CPU cores.
 
-The expressions are sampled as in Long Range Arena, equally nested, but a tenth as long.
+The expressions follow the rules of Long Range Arena, with the same nesting, but are a tenth as long.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _Class = TypeVar("_Class", bound=type[Any])
 class Registry(Generic[T]):
     """Classes of one kind by name.
 
-    `entry_points` maps names to classes as "module:Class", which are imported when they are first asked for.
+    `entry_points` maps names to classes as "module:Class", which are imported on first use.
     """
 
     def __init__(self, kind: str, entry_points: Mapping[str, str] | None = None) -> None:
@@ -23,7 +23,7 @@ class Registry(Generic[T]):
         self.entries: dict[str, type[T] | str] = dict(entry_points or {})
 
     def register(self, name: str) -> Callable[[_Class], _Class]:
-        """Return a class decorator that registers a class by a name; raises if another class has that name."""
+        """Return a class decorator that registers a class by name; raise ValueError if another class has that name."""
 
         def decorate(cls: _Class) -> _Class:
             path = _path(cls)
@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         return sorted(self.entries)
 
     def get(self, name: str) -> type[T]:
-        """Return the class of a name; raises for an unknown one and suggests the closest."""
+        """Return the class of a name; raise ValueError for an unknown name and suggest the closest."""
         if not isinstance(name, str) or name not in self.entries:
             hint = closest(name, self.entries)
             raise ValueError(f"{self.kind} must be one of {', '.join(self.names())}; got {name!r}{hint}")

@@ -55,8 +55,8 @@ def available_memory() -> float:
 class Unavailable(nn.Module):
     """Candidate that cannot run, with the reason.
 
-    It stands for a mixer that does not support the shape, and for one too large for the CPU's memory: the system
-    would kill the process.
+    It replaces a mixer that does not support the shape, or one that needs more than the available main memory, for
+    which the system would kill the process.
     """
 
     def __init__(self, reason: str) -> None:
@@ -116,7 +116,7 @@ def steps(
 
     Args:
         pass_name: "training" (forward, and the gradients of the input and of all parameters), "forward" (the first
-            half of it, which keeps all that a backward needs) or "inference" (without gradients).
+            half of it, which keeps everything that the backward needs) or "inference" (without gradients).
         modules: candidates by name.
         u: input.
         g: gradient of the output.

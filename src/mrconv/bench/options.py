@@ -19,8 +19,8 @@ class Options:
         rounds: number of rounds; times are medians over them.
         small: use shapes that suit a CPU.
         only: prefixes of the names to measure; None measures everything.
-        out: JSON file of the record; None writes none.
-        compile: measure under torch.compile too.
+        out: JSON file of the record; None writes no file.
+        compile: also measure with torch.compile.
         command: the command line, for the record.
         passes: some of PASSES.
         mixers: names of the mixers of `compare`; None stands for all of them.

@@ -184,7 +184,7 @@ def captured(step: Step, pool: Any, stream: torch.cuda.Stream) -> Step:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, step: Step) -> None:
-    """Replay the graph; the argument `step` keeps the tensors alive that the graph addresses."""
+    """Replay the graph; the argument `step` keeps alive the tensors that the graph addresses."""
     graph.replay()
 
 

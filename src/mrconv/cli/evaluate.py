@@ -62,7 +62,7 @@ def finish(given: argparse.Namespace) -> None:
 
 
 def reparameterize(given: argparse.Namespace) -> None:
-    """Merge a run's model, compare the two and save it."""
+    """Merge a run's model, compare it with the unmerged one and save it."""
     if given.rate is not None and given.rate <= 0:
         raise CommandError(f"argument --rate: must be positive; got {given.rate}")
     with command_errors():

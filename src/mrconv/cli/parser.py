@@ -1,4 +1,4 @@
-"""What the commands share: the argument parser, its types and one-line errors."""
+"""Shared parts of the commands: the argument parser, its types and one-line errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command_errors() -> Iterator[None]:
 
 @contextmanager
 def optional_imports(user: str, extra: str) -> Iterator[None]:
-    """Raise a failed import as CommandError that names the extra to install."""
+    """Raise a failed import as a CommandError that names the extra to install."""
     try:
         yield
     except ImportError as error:

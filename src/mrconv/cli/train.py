@@ -141,7 +141,7 @@ def _job(experiment: Any, folder: Path) -> None:
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """Have Ctrl-C stop a run after the current step, with a checkpoint, as SIGTERM does; a second one stops at once."""
+    """Make Ctrl-C stop a run as SIGTERM does: after the current step, with a checkpoint. A second one stops at once."""
     from mrconv.training.checkpoints import LAST
     from mrconv.training.rundir import is_rank_zero
 

@@ -2,8 +2,8 @@
 
 A transform of n = n1 n2 points, with t = n2 a + b and k = k1 + n1 k2, is a matrix product over a, a multiplication by
 twiddle factors, and a matrix product over b: one Cooley-Tukey step. For a real signal the frequencies k1 > n1 / 2 are
-conjugates of the others and are omitted. In onnxruntime this is several times as fast as its DFT operator, which other
-runtimes do not have at all.
+conjugates of the others and are omitted. In onnxruntime this is several times as fast as its DFT operator, and not
+every runtime has such an operator.
 """
 
 from __future__ import annotations

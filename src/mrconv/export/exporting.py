@@ -1,4 +1,4 @@
-"""Export a model: trace it, write the file, and compare its outputs with those of the model."""
+"""Export of a model: trace it, write the file, and compare the file's outputs with those of the model."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def export(
 
     Args:
         model: any model of `mrconv`, for sequences or images.
-        path: of the file, which appears only after the comparison has succeeded.
+        path: path of the file, which appears only after the comparison has succeeded.
         format: "onnx", "torch" (`torch.export`) or "aoti" (AOTInductor).
         step: export a function of one position and a state, instead of one of whole sequences.
-        length: of the longest input; None means l_max, the reach of the kernels.
+        length: length of the longest input; None means l_max, the reach of the kernels.
         fixed: every input has exactly this length, instead of 1 up to it.
         padded: the lengths (batch,) of padded sequences are inputs too.
-        dtype: of the parameters, such as "bfloat16"; None keeps them.
+        dtype: dtype of the parameters, such as "bfloat16"; None keeps the model's.
         device: device that the file runs on; "onnx" files run on any, and are compared on the CPU.
     """
     if not isinstance(model, Model):

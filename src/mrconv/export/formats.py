@@ -30,7 +30,7 @@ class Format:
     """A file format.
 
     Attributes:
-        suffix: of the file's name.
+        suffix: suffix of the file name.
         write: writes a program to a path.
         load: returns a function that runs the file.
         needs: packages that must be installed.

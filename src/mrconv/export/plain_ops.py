@@ -45,7 +45,7 @@ def convolve(
 
 
 def _dense(values: Tensor, lags: Lags, ahead: int) -> Tensor:
-    """Return the kernel at all lags from -ahead on; `ops.densify` reads a tensor of indices, which tracing cannot."""
+    """Return the kernel at all lags from -ahead on; `ops.densify` reads a tensor of indices, which cannot be traced."""
     if isinstance(lags, range):
         return values
     pieces, end = [], -ahead

@@ -1,8 +1,8 @@
 """A merged causal model as a function of one position and its state, with the same graph at every step.
 
-The state of a layer is the window of inputs that it depends on, oldest first. A step drops one, appends one and sums
-the taps. That moves O(reach) numbers per step. `MRConv.step` needs O(log^2 reach) for a dense kernel, but it updates
-its state in place, and its tiles are a different graph at every time.
+The state of a layer is the window of inputs that its output depends on, oldest first. A step drops the oldest input,
+appends the new one and sums the taps, which moves O(reach) numbers. `MRConv.step` needs O(log^2 reach) for a dense
+kernel, but it updates its state in place, and its tiles are a different graph at every position.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class StepTarget(ExportTarget):
         return random_inputs(self.merged, 2, 1)[0][:, 0], *self.step.initial_state(2)
 
     def comparisons(self, run: Runner) -> Iterator[Comparison]:
-        """Step from the initial state and, past the end of the window, from the parallel form's state there."""
+        """Step from the initial state, and from the parallel form's state at a position past the window."""
         reach = max(layer.window for layer in self.step.layers)
         for batch, start in ((1, 0), (3, 0), (2, reach + 2)):
             (x,) = random_inputs(self.merged, batch, start + 3)

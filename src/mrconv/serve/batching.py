@@ -17,11 +17,11 @@ class QueueFull(Exception):
 
 
 class Batcher(Generic[T, R]):
-    """Collects up to `size` items, or those that arrive within `wait` seconds of the first, and runs them at once.
+    """Collects up to `size` items that arrive within `wait` seconds of the first, and runs them as one batch.
 
     Args:
         function: maps a batch of items to their results; it runs in the executor, one batch at a time.
-        max_pending: the most items that may be pending.
+        max_pending: maximum number of pending items.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class ServedModel:
 
     Attributes:
         no_stream: why the model cannot stream; None if it can.
-        max_positions: the most positions of a stream; None if the state does not grow and there is no limit.
+        max_positions: maximum number of positions of a stream; None if the state does not grow.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -27,7 +27,7 @@ class ServedModel:
         self.max_positions = self._max_positions()
 
     def _initialise_stream(self) -> str | None:
-        """Create the state that every stream starts from; return why there is none."""
+        """Create the state that every stream starts from; return the reason if the model cannot stream, else None."""
         config = self.model.config
         if self.predictor.takes_pairs:
             return "a model of pairs needs both complete sequences and cannot stream"

@@ -47,13 +47,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """Start the timeout of a further request."""
+        """Start the timeout of the next request."""
         self.head_bytes = 0
         super().on_message_begin()
         self._start_timeout()
 
     def on_headers_complete(self) -> None:
-        """Cancel the timeout: the application limits the rest."""
+        """Cancel the timeout: the application limits the body."""
         self.head_bytes = 0
         self._cancel_timeout()
         super().on_headers_complete()
@@ -120,7 +120,7 @@ class _Server(uvicorn.Server):
 def run(served: ServedModel, options: Options, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT, and call `on_ready` once the server accepts requests.
 
-    After the signal the server accepts no connection, and answers the requests that it has received.
+    After the signal, the server accepts no further connections and answers the requests that it has received.
     """
     protocol: Any = type("Protocol", (LimitedProtocol,), {"timeout": options.timeout})
     app = create_app(served, options)

@@ -16,7 +16,7 @@ from mrconv.tasks.raw_inputs import parse_json, quoted
 from .served_model import ServedModel
 
 SAMPLING = {"temperature": float | int, "top_k": int, "top_p": float | int}
-MAX_SYMBOLS = 100_000  # of a prompt, and of the generated text
+MAX_SYMBOLS = 100_000  # limit for a prompt, and for the generated text
 
 
 class StreamSession:
@@ -93,7 +93,7 @@ class StreamSession:
         self.latest = softmax(logits[:, -1])[0]
 
     def answer(self, end: bool) -> dict[str, Any]:
-        """Return the prediction for the sequence so far; start a new sequence at its end, or if there is none."""
+        """Return the prediction for the sequence so far; start a new one at its end, or if the output is not finite."""
         try:
             label, probabilities = self.predictor.interpret(self.latest)
         except DataError as error:

@@ -33,7 +33,7 @@ class ReadAhead:
     """Reads the messages of a client before they are processed, so that a disconnect is noticed at once.
 
     Args:
-        max_bytes: the most bytes of queued messages; reading pauses after the message that exceeds it.
+        max_bytes: maximum size of queued messages; reading pauses after the message that exceeds it.
     """
 
     def __init__(self, socket: WebSocket, max_bytes: int) -> None:

@@ -8,7 +8,7 @@ __all__ = ["Experiment", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import Lightning with the first use of `train`."""
+    """Import Lightning on the first use of `train`."""
     if name == "train":
         from .loop import train
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, read without executing code, valid to resume from."""
+"""Checkpoints, which are written atomically, read without executing code, and resume a run exactly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .datamodule import TaskData
 from .module import NonFiniteError
 from .scores import Score
 
-SYNC_EVERY = 50  # batches between two exchanges of processes about saving or stopping
+SYNC_EVERY = 50  # batches after which processes exchange whether to save or stop
 LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
 
 
@@ -66,14 +66,14 @@ class Checkpoints(Callback):
         self.best: float | None = None
         self.best_epoch = -1
         self.last_is_valid = False  # whether this run resumed from the last checkpoint or wrote it
-        self.stop_requested = False  # by a signal to this process of several
-        self.between_batches = False  # of training: the only place from which a run can resume
-        self.previous_seconds = 0.0  # of training in earlier processes
+        self.stop_requested = False  # set by a signal to this process, in a distributed run
+        self.between_batches = False  # a run can resume only from a state between two training batches
+        self.previous_seconds = 0.0  # training time in earlier processes
         self.started = self.saved_at = time.monotonic()
-        self.random_states: list[dict[str, Any]] = []  # of each process, to resume with
+        self.random_states: list[dict[str, Any]] = []  # of each process, from the checkpoint
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Save the state, also as the best one if it is."""
+        """Save the state; if its score is the best so far, save it as the best one too."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
@@ -92,7 +92,7 @@ class Checkpoints(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save the state if the last save was long ago; after an epoch's last batch, validation comes first.
+        """Save the state if the interval has passed, except after an epoch's last batch: validation saves it there.
 
         Several processes exchange their decisions every SYNC_EVERY batches, so that all save or stop at the same step.
         """
@@ -160,7 +160,7 @@ class Checkpoints(Callback):
         """Set the random states of a checkpoint, or a different seed in every process; start the clock."""
         self.started = time.monotonic()
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
-            # Lightning's handler broadcasts at once, and blocks if the other processes are elsewhere.
+            # Lightning's handler broadcasts at once, and blocks if the other processes do not take part.
             signal.signal(signal.SIGTERM, self.request_stop)
         if len(self.random_states) == trainer.world_size:
             set_random_states(self.random_states[trainer.global_rank])
@@ -225,7 +225,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Replace `target` by a hard link to `source`, or by a copy where the file system has no links."""
+    """Replace `target` with a hard link to `source`, or with a copy where the file system has no links."""
     with atomic_write(target) as draft:
         draft.unlink(missing_ok=True)
         try:
@@ -235,7 +235,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def restore_files(folder: Path, checkpoint: Path) -> int:
-    """Write the metrics table and the best checkpoint again, which a kill may have prevented; return the step."""
+    """Write the metrics table and the best checkpoint again, in case a kill prevented it; return the step."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     state, step = content["mrconv"], content["global_step"]
     if state["history"]:

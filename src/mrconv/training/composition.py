@@ -35,7 +35,7 @@ OTHER_KEYS = ("experiment", "variant", "sweep", "hydra", *(f"hydra/{name}" for n
 
 
 def _register() -> None:
-    """Give Hydra the schema, every variant as a config that extends its experiment, and the names of runs."""
+    """Register the schema, every variant as a config that extends its experiment, and the resolver of run names."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Experiment)
     for preset in presets():
@@ -55,7 +55,7 @@ _register()
 
 
 def check_settings(settings: Sequence[str]) -> None:
-    """Reject what is not KEY=VALUE and unknown keys; suggest the closest key."""
+    """Reject settings that are not KEY=VALUE and unknown keys; suggest the closest key."""
     for text in settings:
         key, sign, _ = text.partition("=")
         if not sign:
@@ -140,7 +140,7 @@ def compose_sweep(settings: Sequence[str]) -> list[Experiment]:
 
 
 def _sweep(overrides: Sequence[str]) -> tuple[DictConfig, list[Override]]:
-    """Return the sweeper's config and the overrides, with the parameters that the config sweeps over."""
+    """Return the sweeper's config and the overrides, including the parameters that the config sweeps over."""
     fixed = [text for text in overrides if not _parse([text])[0].is_sweep_override()]
     sweeper = hydra.compose(CONFIG, fixed, return_hydra_config=True).hydra.sweeper
     parameters = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
@@ -181,9 +181,9 @@ def _hydra() -> Iterator[None]:
 
 
 def _experiment(config: DictConfig, naming_keys: Sequence[str]) -> Experiment:
-    """Return the experiment of a composed config, named after what differs from its preset."""
+    """Return the experiment of a composed config, named after the settings that differ from its preset."""
     experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
-    if experiment.mixer != "conv":  # ConvNeXt's own, for images
+    if experiment.mixer != "conv":  # ConvNeXt's convolution, which only image models have
         mixer_class(experiment.mixer)  # raises ValueError if unknown
     if experiment.data:
         experiment.data = os.path.normpath(experiment.data)
@@ -210,7 +210,7 @@ def launch(settings: Sequence[str], multirun: bool, job: Callable[[Experiment, P
             job(_experiment(config, keys), Path(folder))
         except Exception as error:
             if not multirun:
-                errors.append(error)  # Hydra would print a longer report
+                errors.append(error)  # raised below: Hydra would print a longer report
                 return
             if not isinstance(error, FAILURES):
                 traceback.print_exc()

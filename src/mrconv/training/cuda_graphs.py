@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs: one launch instead of thousands, which take longer on the host than on the GPU."""
+"""Training steps as CUDA graphs: one launch replaces thousands, which take the host longer than the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Captured:
 class GraphedStep:
     """A step that computes gradients of `model`, captured once for each shape of batch and then replayed.
 
-    The next call overwrites the outputs. Buffers and random states are as without the warm-up steps.
+    The next call overwrites the outputs. The warm-up steps leave buffers and random states unchanged.
     """
 
     def __init__(self, step: Callable[[Batch], tuple[Tensor, ...]], model: nn.Module) -> None:
@@ -47,7 +47,7 @@ class GraphedStep:
         return captured.outputs
 
     def _set_gradients(self) -> None:
-        """Set the parameters' gradients again, which the optimizer may have replaced."""
+        """Point the parameters' gradients to the memory of the graphs again, in case they were replaced."""
         for p, gradient in zip(self.parameters, self.gradients, strict=True):
             p.grad = gradient
 

@@ -61,7 +61,9 @@ def make_loader(
     limit: int = 0,
     **options: Any,
 ) -> BatchLoader:
-    """Return a loader that keeps the split on a device or, if that is None, reads it from disk; text is always kept.
+    """Return a loader that keeps the split on a device, or reads it from disk if the device is None.
+
+    A text is always kept in memory.
 
     Args:
         limit: the number of batches, spread over the split; 0 for all.
@@ -79,7 +81,7 @@ def make_loader(
 
 
 class SpreadPlan(BatchPlan):
-    """A number of batches spread evenly over a plan, so that a split ordered by length or class is represented."""
+    """A number of batches spread evenly over a plan, so that they represent a split ordered by length or class."""
 
     def __init__(self, limit: int, plan: BatchPlan) -> None:
         super().__init__(plan.examples, plan.batch_size, plan.train, plan.seed, plan.rank, plan.world, plan.lengths)

@@ -51,8 +51,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the score of a run by split.
 
-    At another rate or image size, the kernels are resampled and merged again; so they are if the run has no merged
-    model, which can be much larger than the trained one. All examples are scored, unless the settings limit them.
+    At another rate or image size, the kernels are resampled and merged again. A run may have no merged model, which can
+    be much larger than the trained one; the trained model is then merged first. All examples are scored, unless the
+    settings limit them.
     """
     trained = dataclasses.replace(read_run(folder), limit_eval=0)
     experiment = with_settings(trained, settings)

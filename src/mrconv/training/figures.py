@@ -74,7 +74,7 @@ def layers(model: nn.Module) -> dict[str, MRConv]:
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Return the epochs and values of each column of a metrics.csv; of several values per epoch, the last."""
+    """Return the epochs and values of each column of a metrics.csv; the last value of an epoch counts."""
     columns: dict[str, dict[int, float]] = {}
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -220,7 +220,7 @@ def kernel_by_lag(layer: MRConv) -> tuple[Array, Array]:
 def merged_kernels(model: nn.Module, out: Path) -> None:
     """Plot each layer's merged kernel by channel and lag, with a logarithmic axis and symmetric logarithmic colours.
 
-    At most MAX_CHANNELS evenly spaced channels; those with energy at larger lags are nearer to the top.
+    At most MAX_CHANNELS evenly spaced channels are shown; those with energy at larger lags are nearer to the top.
     """
     by_name = layers(model)
     columns = 1 if len(by_name) < 3 else 2 if len(by_name) < 9 else 3

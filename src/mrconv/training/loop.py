@@ -101,7 +101,7 @@ def _write_start(experiment: Experiment, folder: Path, checkpoint: Path | None, 
 
 
 def check_options(experiment: Experiment) -> None:
-    """Reject options of a task that have another type than their default."""
+    """Reject task options whose type differs from that of their default."""
     for field in dataclasses.fields(task_class(experiment.task)):
         value = experiment.task_options.get(field.name, field.default)
         if isinstance(field.default, bool) and not isinstance(value, bool):

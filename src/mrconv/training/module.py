@@ -75,7 +75,7 @@ class Training(pl.LightningModule):
 
     Args:
         metric: the score of the task.
-        evaluated: the splits of validation.
+        evaluated: the splits that validation scores.
         few_shapes: whether batches have few shapes, so that a CUDA graph can be kept for each.
         compiled: whether to compile the blocks.
     """
@@ -126,7 +126,7 @@ class Training(pl.LightningModule):
         self.lr_schedulers().step()  # type: ignore[union-attr]
         labels = (
             batch.y.argmax(-1) if batch.y.is_floating_point() else batch.y
-        )  # of mixed images, the more probable class
+        )  # for mixed images, the more probable class
         self._score("fitted").update(output, labels, loss)
         self.recent.append(loss)
         self.rates.append(rate)

@@ -67,8 +67,8 @@ KERNELS: dict[tuple[str, str], tuple[float | None, ...]] = {
     ("large", "fourier-sparse"): (61.65, 89.42, 91.35, 89.15, 96.64, None),
 }
 
-# The kernel of each model in the hyperparameter tables, in the order of LRA. The averages of these are 87.81 (base;
-# 87.77 in the table of speeds) and 88.20 (large) in print.
+# The kernel of each model in the hyperparameter tables, in the order of LRA. The paper prints 87.81 (base; 87.77 in the
+# table of speeds) and 88.20 (large) as their averages.
 CHOSEN = {
     "base": ("fourier", "fourier", "fourier", "dilated", "fourier-sparse", "fourier"),
     "large": ("fourier", "fourier-sparse", "fourier", "dilated", "fourier-sparse", "fourier"),
@@ -160,7 +160,8 @@ def mrconv_accuracies(size: str) -> tuple[float | None, ...]:
     return tuple(ACCURACIES.get(task if task in ACCURACIES and size == "base" else f"{task}-{size}") for task in TASKS)
 
 
-# Training examples as printed. The paper has no number for Path-X, and that of Speech Commands is of another split.
+# Training examples as printed. The paper has no number for Path-X, and its number for Speech Commands is for another
+# split.
 EXAMPLES = {
     "listops": 96_000,
     "text": 25_000,

@@ -56,7 +56,7 @@ def presets() -> tuple[Preset, ...]:
 
 @functools.cache
 def _by_name() -> dict[str, Preset]:
-    """Return the presets by their names and by the names that they had as files of their own."""
+    """Return the presets by their current names and by the names of earlier versions."""
     names = {preset.name: preset for preset in presets()}
     for preset in presets():
         if preset.variant.startswith(("ablation-", "causal")):
@@ -72,7 +72,7 @@ def find_preset(name: str) -> Preset | None:
 
 
 def preset_of_run(name: str, task: str) -> Preset | None:
-    """Return the preset that a run of this name starts from: the longest beginning of the name that is one."""
+    """Return the preset of a run: the one with the longest name that the run's name begins with."""
     words = name.split("-")
     for end in range(len(words), 0, -1):
         preset = find_preset("-".join(words[:end]))

@@ -22,7 +22,7 @@ REFRESH_SECONDS = 0.5
 class EpochProgress(Callback):
     """Prints a line after each epoch and, on a terminal, shows the progress of the current epoch on standard error.
 
-    Lightning's RichProgressBar shows a bar for each loader, and no plain line per epoch where output is piped.
+    Lightning's RichProgressBar shows a bar for each loader, and prints no plain line per epoch if output is piped.
     """
 
     def __init__(self, metric: Score) -> None:

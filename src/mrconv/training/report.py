@@ -1,4 +1,4 @@
-"""Tables of recorded results beside the paper's: seeds averaged, settings that differ noted."""
+"""Tables of recorded results beside the paper's, averaged over seeds, with notes on settings that differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .scores import SCORES
 
 NOTHING = "–"
 
-# Keys that limit a run whatever its preset, and their notes.
+# Keys that reduce a run, with or without a preset, and their notes.
 REDUCED = {
     "limit_train": "{} batches an epoch",
     "limit_eval": "{} batches evaluated",
@@ -61,7 +61,7 @@ def group_seeds(results: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, 
 
 
 def displayed_name(result: Mapping[str, Any]) -> str:
-    """Return the name of a run after what differs from its preset, also for records that have the preset's name."""
+    """Return a run's name with the settings that differ from its preset, even if the record has the preset's name."""
     return run_name(result.get("config", {}) | {"name": result["name"], "task": result["task"]})
 
 
@@ -111,7 +111,7 @@ def _scores(group: Sequence[Mapping[str, Any]], prefix: str = "") -> list[float]
 
 
 def mean_and_deviation(values: Sequence[float], unit: str = "") -> str:
-    """Return the mean and, of several values, the standard deviation (of n - 1), in percent if there is no unit."""
+    """Return the mean and, for several values, the sample standard deviation; values without a unit are percent."""
     if not values:
         return NOTHING
     digits = 3 if unit else 2
@@ -132,7 +132,7 @@ def _epochs(result: Mapping[str, Any]) -> str:
 
 
 def _environment(group: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Return the values of a key of the environment in a group; of revisions the first 10 digits."""
+    """Return the values of an environment key in a group; revisions are cut to 10 digits."""
     values = dict.fromkeys(result["environment"].get(key) or NOTHING for result in group)
     if key == "revision":
         values = dict.fromkeys(text[:10] + "+" * (len(text) > 10 and text.endswith("+")) for text in values)
@@ -140,7 +140,7 @@ def _environment(group: Sequence[Mapping[str, Any]], key: str) -> str:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why a run cannot be compared with the paper's without reservation."""
+    """Return the caveats of comparing a run with the paper."""
     texts, changed = ["partial"] if result["partial"] else [], changes(result)
     texts += [text.format(changed.pop(key)) for key, text in REDUCED.items() if key in changed]
     if "epochs" in changed:

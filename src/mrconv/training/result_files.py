@@ -26,7 +26,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 
 
 def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """Read every result.json under the folders, each copy of a result once.
+    """Read every result.json under the folders; ignore further copies of a result.
 
     Each result has the contents of its file, its `path`, and `epochs_done` (None if unknown).
     """

@@ -1,4 +1,4 @@
-"""Names of runs, after what differs from their preset: listops-base-dilated, listops-base-lr0.01."""
+"""Names of runs: the preset and the settings that differ from it, such as listops-base-dilated, listops-base-lr0.01."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPEATS = {
 }  # fmt: skip
 """Keys that differ between repetitions of one experiment: the seed and the machine."""
 UNNAMED = REPEATS | {"name", "devices", "nodes"}
-"""Keys that enter a run's name only if a sweep varies them; the seed has its place in the folder's name."""
+"""Keys that enter a run's name only if a sweep varies them; the seed is always part of the folder's name."""
 LONGEST = 60  # characters of the settings in a name
 
 
@@ -33,7 +33,7 @@ def flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_keys(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are neither the preset's nor, where it sets none, the defaults of `Experiment`."""
+    """Return the values that differ from the preset or, for keys it does not set, from the defaults of `Experiment`."""
     expected = flatten_options(dataclasses.asdict(Experiment()) | dict(preset))
     return {key: value for key, value in flatten_options(values).items() if value != expected.get(key)}
 
@@ -41,10 +41,10 @@ def changed_keys(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
 def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
     """Return the name of a run with these values of an `Experiment`, where a sweep varies the keys `swept`.
 
-    A preset's name is followed by the keys that differ from the preset, for example `listops-base-lr0.01`; another
-    mixer by its value alone, `listops-base-s4d`. Without a preset, the task or the file name of `data` stands in its
-    place. A name that the user chose ("name" is in `swept`, or the name is not a preset's) is kept, followed by the
-    swept keys. Keys of the machine appear only if they are swept.
+    The name of a preset is followed by the keys and values that differ from it, for example `listops-base-lr0.01`;
+    another mixer appears without its key, `listops-base-s4d`. Without a preset, the task or the file name of `data`
+    takes its place. A name that the user chose ("name" is in `swept`, or the name is not a preset's) is kept, followed
+    by the swept keys. Keys of the machine appear only if they are swept.
     """
     values = dict(values) | {"data": os.path.normpath(values["data"]) if values.get("data") else ""}
     preset = None if "name" in swept else find_preset(values["name"])
