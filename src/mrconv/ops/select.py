@@ -1,9 +1,9 @@
 """Selection of an algorithm by measured cost.
 
 `costs.json`, written by `benchmarks/costs.py`, holds picoseconds per element of the input for each kind of device,
-precision, operation and algorithm: at several reaches of the kernel or, for taps, for a pass over the input and for
-each tap. A selection depends on the kernels' reach and never on the input's length, so that one compiled graph serves
-all lengths.
+precision, operation and algorithm. The costs of most algorithms are measured at several reaches of the kernel; those of
+taps are the cost of a pass over the input and the cost of each tap. A selection depends on the kernels' reach and never
+on the input's length, so that one compiled graph serves all lengths.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class LayerState(State):
 
 @dataclass
 class KeyValueCache(State):
-    """The keys and values of attention.
+    """The keys and values of attention, one column per position.
 
     Attributes:
         time: number of columns in use; the tensors may have room for more.

@@ -188,7 +188,7 @@ class MRConvNeXt(Model):
 
         Args:
             x: images.
-            indices: stages by number, a number of last stages, or None for all.
+            indices: stage indices, or the number of last stages to return, or None for all.
             norm: apply the norm before the head to the last feature map.
             stop_early: skip the stages after the last one of `indices`.
             output_fmt: must be "NCHW".
