@@ -69,7 +69,7 @@ def measure_shape(shape: shapes.VisionShape, options: Options) -> records.Measur
             compiled_models = {key: compile_blocks(m) for key, m in candidate_models.items() if key != "branches"}
             compiled = _steps(name, compiled_models, x, options)
         steps = _steps(name, candidate_models, x, options)
-        with torch._dynamo.config.patch(recompile_limit=64):  # four stages of each model
+        with torch._dynamo.config.patch(recompile_limit=64):  # enough for the four stages of each model
             measurements[name] = measure(steps, options.rounds, options.device, compiled, f"{shape.name}, {name}")
         measurements["batch"][name] = batch
     return measurements

@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import DataError
 
-RATE_LIMITS = (1_000, 1_000_000)  # of a recording before it is resampled
+RATE_LIMITS = (1_000, 1_000_000)  # sampling rates of recordings that can be resampled
 
 
 def read_audio(content: bytes, name: str, rate: int | None = 16000) -> np.ndarray:

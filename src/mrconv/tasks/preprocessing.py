@@ -173,7 +173,7 @@ class Preprocessor:
 
     @property
     def end_tokens(self) -> list[int]:
-        """Token ids that end a sequence: that of <eos>, or none if the model was trained without it."""
+        """Token ids that end a sequence: the id of <eos>, or none if the model was trained without <eos>."""
         return [self.token_ids[END]] if END in self.token_ids and self.classes else []
 
     @property

@@ -25,7 +25,7 @@ LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
 SPLITS = ("train", "val", "test")
 RELEASE = "speech_commands_v0.02"
 NOT_A_WORD = ("_", ".")  # prefixes of _background_noise_ and of hidden files
-BLOCK = 256  # clips
+BLOCK = 256  # clips that are stored and freed together
 
 
 @register_task("speech")

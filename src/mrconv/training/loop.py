@@ -48,7 +48,7 @@ def train(
         return dict(result)
     pl.seed_everything(experiment.seed, workers=True, verbose=False)
     data = prepare(experiment, progress)
-    progress(1, 1)  # complete, whatever the task has reported
+    progress(1, 1)  # ends the progress bar, even if the task reported less
     datamodule, model = TaskData(experiment, data), build_model(experiment, data)
     folder.mkdir(parents=True, exist_ok=True)
     with rundir.run_lock(folder):
@@ -147,7 +147,7 @@ def _record(experiment: Experiment, folder: Path, data: Prepared, checkpoints: C
         "config": dataclasses.asdict(experiment),
     }
     draw_run(folder, result=result)
-    rundir.write_json(folder / rundir.RESULT, result)  # last: its presence marks the run as complete
+    rundir.write_json(folder / rundir.RESULT, result)  # last: its presence marks the run as recorded
     return result
 
 
