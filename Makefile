@@ -6,10 +6,13 @@ READY := $(VENV)/.ready
 TIMM := $(VENV)/timm
 # Two processes with one thread each: the models are so small that threads mostly wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# The Triton kernels on the CPU, through Triton's interpreter.
+TRITON := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+ALL := -m 'slow or not slow'
 # Some CPUs crash in oneDNN's bf16 matrix products; AVX512_CORE is the widest instruction set that does not use them.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 
-.PHONY: install test test-all test-timm test-triton lint docs demo clean
+.PHONY: install test test-all test-timm test-gpu coverage lint docs demo clean
 
 install: $(READY)
 
@@ -33,11 +36,28 @@ lint: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-test: lint docs test-timm test-triton
+# The quick tests: every behaviour once. `make test T=tests/kernels` runs a part of them, without the linters.
+ifdef T
+test: $(READY)
+	$(if $(findstring tests/triton,$(T)),TRITON_INTERPRET=1) $(PYTEST) $(T)
+else
+test: lint
+	$(TRITON) tests/triton
 	$(PYTEST)
+endif
 
-test-all: lint docs test-timm test-triton
-	$(PYTEST) -m 'slow or not slow'
+# All tests, as in CI: whole grids of parameters, every preset, the kernels compiled for every kind of GPU, timm, docs.
+test-all: lint docs test-timm
+	$(TRITON) $(ALL) tests/triton
+	$(PYTEST) $(ALL)
+
+# What needs a GPU: devices, CUDA graphs, and the Triton kernels on hardware.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -n 6 $(ALL) tests/test_gpu.py tests/training/test_graphs.py tests/triton
+
+# The share of the core's lines that the quick tests run; fails below 90 %.
+coverage: $(READY)
+	$(PYTEST) --cov --cov-report=term
 
 # timm imports torchvision, which must stay out of the main environment: install both in a separate folder.
 $(TIMM)/.ready: Makefile $(READY)
@@ -47,10 +67,6 @@ $(TIMM)/.ready: Makefile $(READY)
 
 test-timm: $(TIMM)/.ready
 	PYTHONPATH=$(TIMM) $(BIN)/python -m pytest tests/with_timm
-
-# The Triton kernels on the CPU, through Triton's interpreter.
-test-triton: $(READY)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/triton
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py

@@ -1,8 +1,46 @@
 """Shared test helpers: seeds, random statistics, gradients."""
 
+from collections import defaultdict
+
 import pytest
 import torch
 from torch import nn
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark cases of a grid of parameters as slow, except for enough of them to cover every value once."""
+    covered = defaultdict(set)
+    for item in items:
+        if not hasattr(item, "callspec") or item.get_closest_marker("slow"):
+            continue
+        values, seen = parameter_values(item), covered[item.nodeid.partition("[")[0]]
+        if values <= seen:
+            item.add_marker(pytest.mark.slow)
+        seen |= values
+
+
+def slow_except(values, *fast, key=None):
+    """Return the values, or tuples of values, as parameters; all but `fast`, compared by `key`, are marked slow."""
+    parameters, found = [], set()
+    for value in values:
+        name = value if key is None else key(value)
+        found.add(name)
+        marks = () if name in fast else pytest.mark.slow
+        parameters.append(pytest.param(*(value if type(value) is tuple else (value,)), marks=marks))
+    assert found >= set(fast), f"unknown: {set(fast) - found}"
+    return parameters
+
+
+def parameter_values(item):
+    """Return the values of a test's parameters; those of one `parametrize` belong together."""
+    given, groups = item.callspec.params, []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        groups.append([name.strip() for name in names.split(",")] if isinstance(names, str) else list(names))
+    grouped = {name for group in groups for name in group}
+    groups += [[name] for name in given if name not in grouped]
+    return {tuple((name, repr(given[name])) for name in group) for group in groups}
 
 
 @pytest.fixture(autouse=True)

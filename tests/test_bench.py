@@ -236,6 +236,7 @@ def test_mixers_are_compared_in_the_same_block(tmp_path, capsys):
     assert results["merged"]["beside_s4"] == pytest.approx(results["s4"]["ms"] / results["merged"]["ms"])
 
 
+@pytest.mark.slow
 def test_mixers_are_compared_compiled(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda block: compiled.append(block.layer) or block)

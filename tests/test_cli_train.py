@@ -137,6 +137,7 @@ def test_other_data_is_normalised_as_the_training_data(tmp_path, capsys, monkeyp
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_curve_of_one(folder):
     def losses(name, *settings):
         where = [f"out={folder}", f"data_dir={folder / 'data'}", f"name={name}", "sync_stats=true"]
@@ -152,6 +153,7 @@ def test_two_processes_give_the_curve_of_one(folder):
     assert two == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_resume(folder):
     def start(name):
         where = [f"out={folder}", f"data_dir={folder / 'data'}", f"name={name}", "devices=2", "strategy=ddp"]

@@ -7,7 +7,7 @@ from mrconv import MRConv, MRConvNeXt, reparameterize
 from mrconv.vision import flattening
 from mrconv.vision.convnext import KERNELS, SIZES, variants
 
-from .conftest import randomise, relative
+from .conftest import randomise, relative, slow_except
 
 SMALL = {"image_size": 48, "depths": (1, 2, 1), "dims": (6, 8, 10), "kernel_sizes": (16, 9, 4), "n_classes": 5}
 NAMES = [name for name in variants() if name.startswith("mrconvnext")]
@@ -123,7 +123,7 @@ def test_a_saved_model_comes_back_the_same(tmp_path, kernel, merged):
     assert torch.equal(twin(x), model(x))
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("merged", slow_except([False, True], True))
 @torch.no_grad()
 def test_compiles_without_a_break(merged):
     model = build(torch.float32, kernel="fourier+sparse")

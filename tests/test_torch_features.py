@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mrconv import MRConv, MRConvBlock, SequenceClassifier, reparameterize
 
-from .conftest import random_gradient, randomise, relative, training_step
+from .conftest import random_gradient, randomise, relative, slow_except, training_step
 
 KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
 
@@ -21,7 +21,10 @@ def build(kind="fourier", **options):
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [*((kind, "aot_eager") for kind in KINDS), *((kind, "inductor") for kind in ("fourier", "dilated"))],
+    slow_except(
+        [*((kind, "aot_eager") for kind in KINDS), *((kind, "inductor") for kind in ("fourier", "dilated"))],
+        ("fourier", "aot_eager"),
+    ),
 )
 def test_compiles_as_one_graph_in_training_eval_and_merged(kind, backend):
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
@@ -52,6 +55,7 @@ def test_compiles_as_one_graph_in_training_eval_and_merged(kind, backend):
     assert relative(torch.compile(merged, fullgraph=True, backend="aot_eager")(u), eager(u)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_model_compiles_as_one_graph():
     torch._dynamo.reset()
     model = SequenceClassifier(n_classes=3, vocab_size=5, d_model=8, depth=2, l_max=32, dropout=0.1, mask_padding=True)

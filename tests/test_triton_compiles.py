@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+TURING = pytest.mark.xfail(reason="_add_edges_kernel, for bfloat16, needs 72 KiB of shared memory", strict=True)
+pytestmark = pytest.mark.slow  # 50 s for each kind of GPU
 KIB = 2**10
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("capability", "limit"),
     [
-        pytest.param(75, 64 * KIB, id="Turing", marks=SLOW),
-        pytest.param(80, 163 * KIB, id="Ampere", marks=SLOW),
+        pytest.param(75, 64 * KIB, id="Turing", marks=TURING),
+        pytest.param(80, 163 * KIB, id="Ampere"),
         pytest.param(86, 99 * KIB, id="Ampere, smaller"),
-        pytest.param(89, 99 * KIB, id="Ada", marks=SLOW),
+        pytest.param(89, 99 * KIB, id="Ada"),
         pytest.param(90, 227 * KIB, id="Hopper"),
-        pytest.param(100, 227 * KIB, id="Blackwell", marks=SLOW),
-        pytest.param(120, 99 * KIB, id="Blackwell, smaller", marks=SLOW),
+        pytest.param(100, 227 * KIB, id="Blackwell"),
+        pytest.param(120, 99 * KIB, id="Blackwell, smaller"),
     ],
 )
 def test_kernels_compile(capability, limit, tmp_path):

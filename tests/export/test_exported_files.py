@@ -1,5 +1,6 @@
 """Exported files give the model's outputs without mrconv, and a wrong file is never written."""
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from mrconv import (
 from mrconv.cli import main
 from mrconv.export import FORMATS, ExportFailed, export, plain_ops
 
-from ..conftest import randomise, relative
+from ..conftest import randomise, relative, slow_except
 
 KERNEL_SIZES = {"dense": 40, "dilated": 2, "fourier": 3, "sparse": 2, "fourier+sparse": 2}
 LAYERS = {name: {"kernel": name, "kernel_size": size} for name, size in KERNEL_SIZES.items()} | {
@@ -32,11 +33,6 @@ LAYERS = {name: {"kernel": name, "kernel_size": size} for name, size in KERNEL_S
 }
 CAUSAL = ["dilated", "fourier", "heads and groups"]
 compiler = pytest.mark.skipif(not shutil.which("g++"), reason="AOTInductor needs a C++ compiler")
-
-
-def others_slow(*fast):
-    """Return all layers; those not in `fast` are marked slow, since the ONNX tests cover their graphs."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 
 
 def build(cls=SequenceClassifier, **options):
@@ -52,7 +48,7 @@ def session(path):
     return onnxruntime.InferenceSession(path, options)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", slow_except(LAYERS, "fourier"))
 def test_onnx_equals_the_trained_model(tmp_path, layer):
     model = build(**LAYERS[layer])
     before = {name: x.clone() for name, x in model.state_dict().items()}
@@ -68,6 +64,7 @@ def test_onnx_equals_the_trained_model(tmp_path, layer):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.slow
 def test_onnx_rejects_inputs_beyond_the_exported_length(tmp_path):
     run = session(export(build(kernel="fourier", kernel_size=3), tmp_path / "model.onnx", length=150).path)
     assert run.run(None, {"x": torch.randn(1, 150, 2).numpy()})[0].shape == (1, 3)
@@ -75,7 +72,7 @@ def test_onnx_rejects_inputs_beyond_the_exported_length(tmp_path):
         run.run(None, {"x": torch.randn(1, 151, 2).numpy()})
 
 
-@pytest.mark.parametrize("layer", ["short", "dilated", "sparse"])
+@pytest.mark.parametrize("layer", slow_except(["short", "dilated", "sparse"], "sparse"))
 def test_onnx_without_ffts_is_exact_beyond_the_exported_length(tmp_path, layer):
     model = build(**LAYERS[layer])
     run = session(export(model, tmp_path / "model.onnx", length=20).path)
@@ -87,7 +84,7 @@ def test_onnx_without_ffts_is_exact_beyond_the_exported_length(tmp_path, layer):
         loaded(x)
 
 
-@pytest.mark.parametrize("length", [1, 50])
+@pytest.mark.parametrize("length", slow_except([1, 50], 50))
 def test_onnx_of_a_length_below_the_kernels_reach_rejects_longer_inputs(tmp_path, length):
     run = session(export(build(l_max=100, kernel_size=4), tmp_path / "model.onnx", length=length).path)
     for longer in (length + 1, 80, 250):
@@ -102,7 +99,7 @@ def test_a_model_that_is_zero_everywhere_is_exported(tmp_path):
     assert export(model, tmp_path / "model.pt2", "torch").error == 0
 
 
-@pytest.mark.parametrize("layer", others_slow("fourier", "dilated, bidirectional"))
+@pytest.mark.parametrize("layer", slow_except(LAYERS, "dilated, bidirectional"))
 def test_torch_export_equals_the_trained_model(tmp_path, layer):
     model = build(**LAYERS[layer])
     assert export(model, tmp_path / "model.pt2", "torch").error < 1e-4
@@ -121,7 +118,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_except(MODELS, "two towers"))
 def test_every_model_with_padding(tmp_path, name):
     cls, options, sequences = MODELS[name]
     model = build(cls, **options)
@@ -133,6 +130,7 @@ def test_every_model_with_padding(tmp_path, name):
     assert relative(loaded(*inputs, *lengths), model(*inputs, *lengths)) < 1e-4
 
 
+@pytest.mark.slow
 def test_two_towers_with_padding_as_onnx(tmp_path):
     model = build(TwoTowerClassifier, vocab_size=5, d_input=None, l_max=30, mask_padding=True)
     export(model, tmp_path / "model.onnx", "onnx", padded=True)
@@ -140,7 +138,7 @@ def test_two_towers_with_padding_as_onnx(tmp_path):
     assert names == ["first", "second", "first_lengths", "second_lengths"]
 
 
-@pytest.mark.parametrize("layer", CAUSAL)
+@pytest.mark.parametrize("layer", slow_except(CAUSAL, "fourier"))
 def test_an_onnx_step_equals_the_parallel_form_far_past_the_window(tmp_path, layer):
     model = build(**(LAYERS[layer] | {"l_max": 40}))
     export(model, tmp_path / "step.onnx", "onnx", step=True)
@@ -157,7 +155,7 @@ def test_an_onnx_step_equals_the_parallel_form_far_past_the_window(tmp_path, lay
 
 
 @compiler
-@pytest.mark.parametrize("layer", others_slow("fourier"))
+@pytest.mark.parametrize("layer", slow_except(LAYERS, "fourier"))
 def test_aoti_equals_the_trained_model(tmp_path, layer):
     assert export(build(**LAYERS[layer]), tmp_path / "model.aoti.pt2", "aoti").error < 1e-4
 
@@ -188,6 +186,7 @@ assert torch.allclose(y, expected, atol=1e-4)
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_fixed_length_and_a_length_beyond_the_reach(tmp_path):
     model = build(l_max=30)
     assert export(model, tmp_path / "a.pt2", "torch", fixed=True, length=50).checked == [(1, 50), (3, 50)]
@@ -196,7 +195,10 @@ def test_a_fixed_length_and_a_length_beyond_the_reach(tmp_path):
     assert export(model, tmp_path / "b.pt2", "torch", length=400).checked == [(1, 400), (3, 200), (2, 1)]
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 5e-2), ("float16", 1e-2), ("float64", 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    slow_except([("bfloat16", 5e-2), ("float16", 1e-2), ("float64", 1e-5)], ("bfloat16", 5e-2)),
+)
 def test_other_dtypes(tmp_path, dtype, limit):
     exported = export(build(vocab_size=5, d_input=None), tmp_path / "model.pt2", "torch", dtype=dtype)
     assert exported.error < limit
@@ -211,7 +213,10 @@ def nan_outputs(u, *rest):
     return u * torch.nan
 
 
-@pytest.mark.parametrize(("format", "wrong"), [("onnx", off_by_one), ("torch", off_by_one), ("torch", nan_outputs)])
+@pytest.mark.parametrize(
+    ("format", "wrong"),
+    slow_except([("onnx", off_by_one), ("torch", off_by_one), ("torch", nan_outputs)], ("torch", nan_outputs)),
+)
 def test_a_wrong_export_raises_and_writes_no_file(tmp_path, monkeypatch, capsys, format, wrong):
     model = build(l_max=30)
     model.save_pretrained(tmp_path / "saved")
@@ -284,8 +289,12 @@ def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch, package):
     assert not list(tmp_path.glob("*.onnx"))
 
 
-@pytest.mark.parametrize("kernel", ["fourier", "fourier+sparse", "dilated"])
-@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize(
+    ("kernel", "format"),
+    slow_except(
+        list(itertools.product(["fourier", "fourier+sparse", "dilated"], ["onnx", "torch"])), ("fourier", "onnx")
+    ),
+)
 def test_images(kernel, format, tmp_path):
     stages = {"depths": (1, 1), "dims": (4, 8), "kernel_sizes": (4, 2), "patch_size": 2, "layer_scale": 1.0}
     model = randomise(MRConvNeXt(n_classes=3, image_size=16, kernel=kernel, **stages)).eval()

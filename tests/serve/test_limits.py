@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 from mrconv.serve import Options, app, create_app
 from mrconv.tasks import DataError
 
+from ..conftest import slow_except
 from .conftest import serving
 from .models import save, serve
 
@@ -214,6 +215,7 @@ def test_sigterm_answers_pending_requests_and_accepts_no_connection(tmp_path):
         assert server.process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_loses_no_answer(tmp_path):
     """Clients that send requests in a loop get complete answers until the connection is rejected."""
 
@@ -245,6 +247,7 @@ def test_sigterm_under_load_loses_no_answer(tmp_path):
         assert server.process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_sigterm_closes_streams_with_code_1012(tmp_path):
     with serving(save("text", tmp_path)) as server, connect(server.socket) as stream:
         stream.send(json.dumps({"text": "abc"}))
@@ -257,6 +260,7 @@ def test_sigterm_closes_streams_with_code_1012(tmp_path):
         assert server.process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_sigterm_closes_a_stream_within_a_long_chunk(tmp_path):
     with serving(save("audio", tmp_path), "--timeout", "1") as server, connect(server.socket) as stream:
         stream.send(bytes(10 * MB))
@@ -270,7 +274,7 @@ def test_sigterm_closes_a_stream_within_a_long_chunk(tmp_path):
         assert server.process.stderr.read() == ""  # no task was cancelled
 
 
-@pytest.mark.parametrize("messages", [2, 6])
+@pytest.mark.parametrize("messages", slow_except([2, 6], 6))
 def test_sigterm_closes_a_stream_with_queued_messages(messages, tmp_path):
     """The second of two messages is read ahead; six exceed the limit."""
     with serving(save("audio", tmp_path), "--timeout", "20") as server, connect(server.socket) as stream:

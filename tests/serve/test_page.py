@@ -143,6 +143,7 @@ def test_a_file_that_is_not_a_recording_is_rejected(audio_server, opened, tmp_pa
     assert "the browser cannot decode this recording" in page.inner_text("[role=alert]")
 
 
+@pytest.mark.slow
 def test_images_pairs_and_numbers(tmp_path, opened):
     from PIL import Image
 

@@ -16,6 +16,7 @@ from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.module import Training, build_model
 from mrconv.training.presets import experiment_names, find_preset, get_preset, preset_of_run, presets, variants
 
+from ..conftest import slow_except
 from .miniature import data, small
 
 IMAGES = ("imagenet", "cifar")  # in test_vision.py
@@ -100,8 +101,12 @@ def test_a_preset_has_the_papers_values(preset):
     assert {key: values[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda each: each.name)
-def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "preset",
+    slow_except(PRESETS, "", "ablation-dense", key=lambda preset: preset.variant),
+    ids=lambda preset: preset.name,
+)
+def test_a_preset_sets_every_value(preset):
     values = preset.values()
     keys = LAYER if values.get("mixer", "mrconv") == "mrconv" else ["mixer_options"]
     assert {"name", "task", *keys, *MODEL, *RECIPE} <= set(values)
@@ -109,6 +114,19 @@ def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
     assert experiment == Experiment(**values)
     assert experiment.name == preset.name
 
+
+RUN_ALWAYS = (
+    "demo", "image-base", "listops-base-ablation-dense", "listops-s4", "pathx-base", "retrieval-base-fourier-sparse",
+    "shakespeare", "speech-base-dilated", "text-base",
+)  # fmt: skip
+"""Presets that run in `make test`: every kind of data, of kernel and of norm, and a baseline."""
+
+
+@pytest.mark.parametrize(
+    "preset", slow_except(PRESETS, *RUN_ALWAYS, key=lambda preset: preset.name), ids=lambda preset: preset.name
+)
+def test_a_preset_trains_resumes_and_merges(preset, tmp_path, monkeypatch):
+    experiment = Experiment(**preset.values())
     tiny = data(experiment.task)
     monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)

@@ -78,6 +78,7 @@ def test_the_trainer_of_a_run_has_the_strategy(tmp_path, monkeypatch):
     assert (trainer.num_devices, trainer.precision) == (2, "bf16-mixed")
 
 
+@pytest.mark.slow
 def test_the_strategy_raises_without_a_gpu(tmp_path):
     with pytest.raises(ValueError, match="fsdp"):
         make_trainer(listops(strategy="fsdp"), tmp_path, [])

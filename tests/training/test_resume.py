@@ -22,6 +22,7 @@ from mrconv.training.checkpoints import AtomicIO, latest_valid_checkpoint
 from mrconv.training.module import NonFiniteError, Training
 from mrconv.training.scores import SCORES
 
+from ..conftest import slow_except
 from .miniature import listops, stopping_trainer
 
 
@@ -42,7 +43,7 @@ def uninterrupted(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sent", slow_except([signal.SIGKILL, signal.SIGTERM], signal.SIGKILL))
 def test_a_killed_run_resumes_bit_for_bit(sent, uninterrupted):
     folder = uninterrupted.parent / f"stopped-{sent.name}"
     process = start_process(folder)
@@ -395,7 +396,7 @@ def test_a_config_is_written_atomically(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", [{"dropout": 0.3}, {"ema": 0.9}, {"dropout": 0.3, "loader": "resident"}])
-@pytest.mark.parametrize("step", [3, 4, 6])
+@pytest.mark.parametrize("step", slow_except([3, 4, 6], 6))
 def test_a_run_stopped_within_an_epoch_resumes_bit_for_bit(tmp_path, monkeypatch, change, step):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=2, **change)  # 4 steps each
     loop.train(experiment, tmp_path / "uninterrupted", quiet=True)

@@ -69,6 +69,7 @@ def test_the_jobs_of_a_sweep_have_different_names(settings, names):
     assert [job.name for job in compose_sweep(settings)] == names
 
 
+@pytest.mark.slow
 def test_the_papers_sweep_has_a_name_for_every_job():
     jobs = compose_sweep(["experiment=listops-base", "sweep=paper"])
     assert len({job.name for job in jobs}) == len(jobs) == 72

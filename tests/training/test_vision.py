@@ -20,7 +20,7 @@ from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.module import build_model
 from mrconv.training.presets import presets
 
-from ..conftest import relative
+from ..conftest import relative, slow_except
 
 PRESETS = [preset for preset in presets() if preset.experiment.startswith(("imagenet", "cifar"))]
 KEYS = ["name", "task", "mixer", "kernel", "norm", "momentum", "patch_size", "depths", "dims", "kernel_sizes"]
@@ -50,11 +50,19 @@ def small(experiment, **changes):
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
-def test_a_preset_sets_every_value_and_runs(preset, tmp_path, monkeypatch):
+def test_a_preset_sets_every_value(preset):
     values = preset.values()
     assert set(KEYS) <= set(values)
-    experiment = compose([f"experiment={preset.name}"])
-    assert experiment == Experiment(**values)
+    assert compose([f"experiment={preset.name}"]) == Experiment(**values)
+
+
+@pytest.mark.parametrize(
+    "preset",
+    slow_except(PRESETS, "cifar-convnext", "imagenet-tiny-dilated", key=lambda preset: preset.name),
+    ids=lambda preset: preset.name,
+)
+def test_a_preset_trains_and_merges(preset, tmp_path, monkeypatch):
+    experiment = Experiment(**preset.values())
     tiny = images()
     monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
@@ -89,6 +97,7 @@ def test_loaders_return_images_with_channels_first():
         assert torch.equal(next(iter(loader)).x, expected)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_with_the_same_random_numbers(tmp_path, monkeypatch):
     tiny = images()
     monkeypatch.setattr(loop, "prepare", lambda *_: tiny)

@@ -8,7 +8,7 @@ import torch
 from mrconv import MRConv, ops
 from mrconv.ops import Algorithm, ModeKernels, Normalization, Selection, Taps, select
 
-from ..conftest import gradients, relative, training_step
+from ..conftest import gradients, relative, slow_except, training_step
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 pytest.importorskip("triton")
@@ -85,14 +85,22 @@ BRANCHES = {  # modes, widths, periods
 
 @pytest.mark.parametrize(
     ("L", "channels_last", "masked", "branches"),
-    [  # each takes a second or more in Triton's interpreter
-        *((1, True, True, name) for name in ("cut", "five modes")),
-        *((2, True, False, name) for name in ("cut within a tile", "constant")),
-        *((63, True, False, name) for name in BRANCHES),
-        *((63, False, True, name) for name in ("cut", "longer than the input")),
-        *((130, True, True, name) for name in ("doubling", "cut")),
-        (200, True, False, "cut"),
-    ],
+    slow_except(
+        [
+            *((1, True, True, name) for name in ("cut", "five modes")),
+            *((2, True, False, name) for name in ("cut within a tile", "constant")),
+            *((63, True, False, name) for name in BRANCHES),
+            *((63, False, True, name) for name in ("cut", "longer than the input")),
+            *((130, True, True, name) for name in ("doubling", "cut")),
+            (200, True, False, "cut"),
+        ],
+        (1, True, True, "cut"),
+        (2, True, False, "cut within a tile"),
+        (2, True, False, "constant"),
+        (63, True, False, "five modes"),
+        (63, False, True, "longer than the input"),
+        (130, True, True, "doubling"),
+    ),
 )
 def test_modes(L, channels_last, masked, branches):
     modes, widths, periods = BRANCHES[branches]
@@ -136,7 +144,10 @@ def test_modes_return_the_statistics():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "branches"), [(torch.float32, "doubling"), (torch.bfloat16, "cut"), (torch.float16, "doubling")]
+    ("dtype", "branches"),
+    slow_except(
+        [(torch.float32, "doubling"), (torch.bfloat16, "cut"), (torch.float16, "doubling")], (torch.bfloat16, "cut")
+    ),
 )
 def test_modes_in_lower_precision_match_float64(dtype, branches):
     modes, widths, periods = BRANCHES[branches]
@@ -156,6 +167,7 @@ def test_modes_in_lower_precision_match_float64(dtype, branches):
         assert relative(a.double().cpu(), b) < 2 * tolerance
 
 
+@pytest.mark.slow
 def test_modes_keep_float32_accuracy_over_a_long_sequence():
     L = 65_536 if DEVICE == "cuda" else 700
     widths = [w for w in (2, 8, 64, 512, 4096, 65_536) if w <= L]
@@ -168,7 +180,7 @@ def test_modes_keep_float32_accuracy_over_a_long_sequence():
         assert relative(a.double().cpu(), b) < 2e-6
 
 
-@pytest.mark.parametrize("kernel_size", [2, 4, 5])
+@pytest.mark.parametrize("kernel_size", slow_except([2, 4, 5], 2))
 def test_layers_run_as_moving_modes_where_that_is_cheapest(kernel_size, monkeypatch):
     def cost(u, triton, algorithm, problem):
         assert problem.modes == kernel_size // 2 + 1

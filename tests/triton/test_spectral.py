@@ -7,6 +7,7 @@ from mrconv import ops
 from mrconv.ops import Algorithm, Selection, Taps
 from mrconv.ops.fft_conv import triton_kernels as spectra_triton
 
+from ..conftest import slow_except
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 
@@ -39,7 +40,7 @@ BRANCHES = [
 
 
 @pytest.mark.usefixtures("_slices")
-@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("L", slow_except(LENGTHS, 1, 130))
 @pytest.mark.parametrize("lags", BRANCHES, ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(("masked", "channels_last", "skipped"), [(False, True, True), (True, False, False)])
 def test_branch_sum(L, lags, masked, channels_last, skipped):

@@ -8,7 +8,7 @@ import torch
 from mrconv import MRConv, ops
 from mrconv.ops import Algorithm, ModeKernels, Normalization, Selection, Taps
 
-from ..conftest import randomise, relative, training_step
+from ..conftest import randomise, relative, slow_except, training_step
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 pytest.importorskip("triton")
@@ -62,7 +62,7 @@ def check_branches(lags, skipped, u, lengths, mask):
     assert_same(fast, reference, u, double(len(lags), C), double(C), double(C), *values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", slow_except([torch.float32, torch.bfloat16, torch.float16], torch.bfloat16))
 @pytest.mark.parametrize(
     ("kernel", "kernel_size", "bidirectional", "masked"),
     [

@@ -8,7 +8,7 @@ import torch
 from mrconv import MRConv, ops
 from mrconv.ops import Algorithm, Normalization, Selection, Taps, select
 
-from ..conftest import gradients, relative, training_step
+from ..conftest import gradients, relative, slow_except, training_step
 
 pytest.importorskip("triton")
 from mrconv.ops.branch_sum import toeplitz_triton
@@ -74,9 +74,9 @@ def channels_like(u):
         (3, 2, 130, (2, 16, 64, 200, 4, 130), 4, True, True),
         (5, 2, 300, (300, 300), 1, True, False),
         (20, 1, 257, (16, 129, 1), 0, False, True),
-        (70, 1, 140, (4, 140, 40), 2, True, True),
+        pytest.param(70, 1, 140, (4, 140, 40), 2, True, True, marks=pytest.mark.slow),
         (3, 2, 1030, (2, 128, 100, 1, 30), 2, True, True),  # all short
-        (40, 1, 1024, (128, 129, 16), 1, False, False),
+        pytest.param(40, 1, 1024, (128, 129, 16), 1, False, False, marks=pytest.mark.slow),
     ],
 )
 def test_values_and_gradients(B, C, L, sizes, causal, masked, skip):
@@ -138,7 +138,10 @@ def cheapest(algorithm):
     return lambda u, triton, candidate, problem: float(candidate is not algorithm)
 
 
-@pytest.mark.parametrize(("kind", "size", "bidirectional"), [("fourier+sparse", 8, True), ("fourier", 2, False)])
+@pytest.mark.parametrize(
+    ("kind", "size", "bidirectional"),
+    slow_except([("fourier+sparse", 8, True), ("fourier", 2, False)], ("fourier", 2, False)),
+)
 def test_layers_select_it_where_it_is_cheapest(monkeypatch, kind, size, bidirectional):
     monkeypatch.setattr(select, "cost", cheapest(Algorithm.TOEPLITZ))
     layer = MRConv(4, 300, kernel=kind, kernel_size=size, bidirectional=bidirectional, backend="triton").to(DEVICE)
