@@ -5,7 +5,7 @@ import torch
 
 from mrconv import MRConv
 from mrconv.ops import Algorithm, BranchShape, select
-from mrconv.ops.select import Problem, cost, select_branch_sum
+from mrconv.ops.select import Problem, cost, select_branch_sum, select_conv
 
 U = torch.zeros(1, 4, 1)
 
@@ -79,3 +79,8 @@ def test_a_forward_pass_selects_once_and_explain_reports_it(monkeypatch, kind, m
     layer(u)
     assert len(calls) == 1
     assert layer.explain(u) == calls[0]
+
+
+def test_an_empty_dense_kernel_raises():
+    with pytest.raises(ValueError, match="needs at least one lag"):
+        select_conv(torch.zeros(1, 1, 4), range(0))

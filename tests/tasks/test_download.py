@@ -1,5 +1,6 @@
 """Downloads from a local server: resuming, verification, and no damaged files."""
 
+import dataclasses
 import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,6 +63,11 @@ def test_file_is_downloaded_and_verified(remote, tmp_path):
     assert path.read_bytes() == CONTENT
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert [p.name for p in path.parent.iterdir()] == ["file.bin"]
+
+
+def test_a_name_with_a_folder_is_downloaded_into_it(remote, tmp_path):
+    nested = dataclasses.replace(remote, name=f"texts/{remote.name}")
+    assert download(nested, tmp_path).parent == tmp_path / "texts"
 
 
 def test_existing_file_is_not_downloaded(remote, server, tmp_path):

@@ -85,7 +85,7 @@ def _add(parser: Parser, name: str, benchmark: Benchmark) -> None:
     parser.add_argument("--rounds", type=positive, default=20, metavar="N", help="times are medians of N; default: 20")
     parser.add_argument("--small", action="store_true", help=f"{benchmark.small}: for CPUs")
     names = ", ".join(entry.name for entry in benchmark.entries)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only entries whose names start so: {names}")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only entries with such a prefix: {names}")
     default = "all" if benchmark.default_passes == benchmark.passes else ", ".join(benchmark.default_passes)
     parser.add_argument(
         "--pass",

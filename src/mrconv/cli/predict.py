@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     """Add the parser."""
     about = "classify texts, recordings, images or numbers with a trained model"
     parser = commands.add_parser("predict", help=about, description=ABOUT)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run, or of a model")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of a run or of a saved model")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="inputs; *.json files are JSON")
     parser.add_argument("--text", action="append", default=[], help="a text as input; may be given several times")
     parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes to print; default: 5")

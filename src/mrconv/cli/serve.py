@@ -15,7 +15,7 @@ and a demo page at /. SIGTERM or Ctrl-C stops the server after it has answered t
 def add(commands: Any) -> None:
     """Add the parser."""
     parser = commands.add_parser("serve", help="serve a trained model over HTTP", description=ABOUT)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run, or of a model")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of a run or of a saved model")
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     parser.add_argument("--port", type=_port, default=8000, help="default: 8000; 0 chooses a free port")
     add_device(parser)

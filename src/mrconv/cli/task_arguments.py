@@ -26,7 +26,9 @@ def add_folder_arguments(parser: Parser) -> None:
 def add_task_arguments(parser: Parser) -> None:
     """Add a task, its options and the folders."""
     parser.add_argument("task", metavar="TASK", help="see `mrconv data list`")
-    parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of the task; see `mrconv data list`")
+    parser.add_argument(
+        "options", nargs="*", metavar="OPTION=VALUE", help="options of the task; see `mrconv data list`"
+    )
     add_folder_arguments(parser)
 
 

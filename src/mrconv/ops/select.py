@@ -107,6 +107,8 @@ def _cheapest(u: Tensor, triton: bool, candidates: Sequence[Algorithm], problem:
 
 def select_conv(u: Tensor, lags: Lags, backend: str = "auto") -> Selection:
     """Select how `conv` runs: FFT, TOEPLITZ (on a GPU) or, for scattered taps, TAPS."""
+    if isinstance(lags, range) and not lags:
+        raise ValueError("a dense kernel needs at least one lag; got an empty range")
     triton = use_triton(u, backend)
     reach = 1 + max(lags, default=0) - min(lags, default=0)
     candidates = [Algorithm.FFT] if lags else []

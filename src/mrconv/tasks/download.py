@@ -33,7 +33,7 @@ def download(
     target, part = folder / remote.name, folder / f"{remote.name}.part"
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     for tries_left in range(tries - 1, -1, -1):
         try:
             _fetch(remote.url, part, progress, timeout)

@@ -14,7 +14,7 @@ from ..config import BackboneOptions, PoolingOptions, StageOptions, check_constr
 
 @dataclass(kw_only=True)
 class TaskOptions:
-    """What the run trains on."""
+    """The data."""
 
     name: str = option("run", "name of the run; by default the experiment and what differs from it")
     task: str = option("listops", "name of the task; `mrconv data list` prints them")
@@ -63,7 +63,7 @@ class RecipeOptions:
 
 @dataclass(kw_only=True)
 class MachineOptions:
-    """Where and how fast it runs."""
+    """Hardware, precision, data loading and output."""
 
     precision: str = option(
         "auto",
