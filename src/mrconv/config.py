@@ -116,11 +116,6 @@ class BranchOptions:
     momentum: float | None = option(0.1, "momentum of every BatchNorm")
     sync_stats: bool = option(False, "compute BatchNorm statistics over all processes of torch.distributed")
 
-    def __post_init__(self) -> None:
-        """Restore the pair `decay` that JSON and YAML read as a list."""
-        if isinstance(self.decay, list):
-            self.decay = tuple(self.decay)
-
 
 @dataclass(kw_only=True)
 class LayerOptions(BranchOptions):
@@ -150,7 +145,17 @@ class Config:
 
 
 @dataclass(kw_only=True)
-class LayerConfig(Config, LayerOptions):
+class BranchConfig(Config, BranchOptions):
+    """Base class of configurations with branches."""
+
+    def __post_init__(self) -> None:
+        """Restore the pair `decay`, which JSON stores as a list."""
+        if isinstance(self.decay, list):
+            self.decay = tuple(self.decay)
+
+
+@dataclass(kw_only=True)
+class LayerConfig(BranchConfig, LayerOptions):
     """All arguments of `MRConv`."""
 
     d_model: int = option(explanation="number of channels")
@@ -258,7 +263,7 @@ class StageOptions:
 
 
 @dataclass(kw_only=True)
-class VisionConfig(Config, BranchOptions, MixerOptions, StageOptions):
+class VisionConfig(BranchConfig, MixerOptions, StageOptions):
     """An image model: stages of blocks over feature maps, as in ConvNeXt."""
 
     mixer: str = option(

@@ -113,9 +113,6 @@ class Experiment(_Options):
     `mrconv train KEY=VALUE ...` sets the options by name; `mrconv train --keys` prints them by group.
     """
 
-    def __post_init__(self) -> None:
-        """Keep lists as they are, so that values compare equal to those of YAML and JSON files."""
-
     def check(self) -> None:
         """Raise ValueError for the first value that is not allowed."""
         check_constraints(self)
