@@ -131,6 +131,9 @@ class Experiment(_Options):
         for name in ("patch_size", "layer_scale"):
             if getattr(self, name) != getattr(Experiment, name) and not self.depths:
                 raise ValueError(f"{name} needs depths: both are for image tasks")
+        for name in ("heads", "groups"):
+            if getattr(self, name) != getattr(Experiment, name) and self.depths:
+                raise ValueError(f"{name} is not an option of image models, which depths sets")
         is_number = isinstance(self.pad, int) and not isinstance(self.pad, bool)
         if self.pad not in ("batch", "max") and (not is_number or self.pad < 1):
             raise ValueError(f"pad must be batch, max or a number of positions; got {self.pad!r}")
