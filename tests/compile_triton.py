@@ -81,7 +81,7 @@ def main(capability):
     lags = range(16), range(1100), range(-1, -17, -1), range(-1, -1101, -1)
     taps = [Taps(torch.randn(32, len(at)), at) for at in lags]
     for lengths in (None, torch.tensor([1100, 60])):
-        normalization = Normalization(torch.ones(4, 32), torch.ones(32), None, lengths)
+        normalization = Normalization(torch.ones(4, 32), torch.ones(32), lengths)
         y = ops.branch_sum(u.transpose(1, 2), taps, normalization, Selection(ops.Algorithm.TOEPLITZ, True)).y
         y.sum().backward()
     json.dump({"shared": shared, "missed": sorted(all_kernels() - set(shared))}, sys.stdout)

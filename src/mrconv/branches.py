@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .config import LayerOptions
 from .kernels import kernel_class, resampled
 from .norm import running_affine
-from .ops import BranchShape, Lags, ModeKernels, Taps, compute_dtype
+from .ops import BranchShape, ConstantKernels, Lags, ModeKernels, Taps, compute_dtype
 from .reference import branch_sum
 
 
@@ -133,6 +133,10 @@ class Branches(nn.Module):
         """Return the kernels as Fourier modes; only valid if `shapes` reports modes."""
         lengths = self.kernel.lengths
         return ModeKernels(self.kernel.mode_coefficients(), [min(n, self.l_max) for n in lengths], lengths)
+
+    def constant_kernels(self, rate: float = 1.0) -> ConstantKernels:
+        """Return constant kernels that start at lag 0; only valid if the kernel is `constant`."""
+        return ConstantKernels(*self.kernel.constant_values(rate), [len(shape.lags) for shape in self.shapes(rate)])
 
     @property
     def weights(self) -> Tensor | None:

@@ -191,7 +191,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         x = u.transpose(1, 2).reshape(B * self.groups, self.d_model // self.groups, L)
         if self.heads > 1:
             x = x.repeat(1, self.heads, 1)
-        if lengths is not None:
+        if lengths is not None and self.groups > 1:
             lengths = lengths.repeat_interleave(self.groups, output_size=B * self.groups)
         skip = self.D if self.groups > 1 else None  # with one group, the convolution includes the skip
         if self.backend == "reference" and not self.merged:
@@ -399,22 +399,23 @@ class MRConv(Mixer, CachedIntegerBuffers):
         sync = self.sync_stats or isinstance(norms[0], nn.SyncBatchNorm)
         if x.shape[0] * x.shape[2] == 1 and not sync:
             raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
-        alphas = [direction.alpha for direction in directions if direction.alpha is not None]
-        weights = [alpha * norm.weight.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
-        biases = [alpha * norm.bias.view_as(alpha) for alpha, norm in zip(alphas, norms, strict=True)]
+        weights = [
+            ops.BranchWeights(direction.alpha, norm.weight, norm.bias)
+            for direction, norm in zip(directions, norms, strict=True)
+            if direction.alpha is not None
+        ]
         skip = self.D if self.groups == 1 else None
-        normalization = ops.Normalization(
-            torch.cat(weights), skip, torch.cat(biases).sum(0), lengths, norms[0].eps, sync
-        )
+        normalization = ops.Normalization(weights, skip, lengths, norms[0].eps, sync)
         selection = self._select_branch_sum(x, rate)
-        kernels: list[Taps] | ops.ModeKernels
+        kernels: ops.Kernels
         if selection.algorithm is ops.Algorithm.MOVING_MODES:
             kernels = directions[0].mode_kernels()
+        elif selection.algorithm is ops.Algorithm.MOVING_SUM:
+            kernels = directions[0].constant_kernels(rate)
         else:
             kernels = [kernel for direction in directions for kernel in direction.kernels(rate)]
         y, mean, var, count = ops.branch_sum(x, kernels, normalization, selection)
-        for norm, m, v in zip(norms, mean.chunk(len(norms)), var.chunk(len(norms)), strict=True):
-            update_running_statistics(norm, m.flatten(), v.flatten(), count)
+        update_running_statistics(norms, mean, var, count)
         return y
 
     def _load_from_state_dict(

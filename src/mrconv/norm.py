@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from . import ops
 from .ops import compute_dtype, mean_and_variance
 
 
@@ -24,20 +26,19 @@ def running_affine(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
     return affine(norm, norm.running_mean.to(dtype), norm.running_var.to(dtype))
 
 
-@torch.no_grad()
-def update_running_statistics(norm: nn.BatchNorm1d, mean: Tensor, var: Tensor, count: Tensor) -> None:
-    """Update the running statistics as `nn.BatchNorm1d` does, from a mean and a biased variance over `count` values."""
+def update_running_statistics(norms: Sequence[nn.BatchNorm1d], mean: Tensor, var: Tensor, count: Tensor) -> None:
+    """Update the running statistics of one or two norms as `nn.BatchNorm1d` does.
+
+    mean and biased var, over `count` values, are those of the first norm's features, then those of the second's.
+    """
+    ops.update_running_statistics([_buffers(norm) for norm in norms], mean, var, count, norms[0].momentum)
+
+
+def _buffers(norm: nn.BatchNorm1d) -> ops.RunningStatistics:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked += 1
-    step: float | Tensor | None = norm.momentum
-    if step is None:
-        step = norm.num_batches_tracked.to(mean.dtype).reciprocal()
-    step = step * (count > 0).to(mean.dtype)  # an empty batch changes nothing
-    unbiased = var * (count / (count - 1).clamp(min=1))
-    for running, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
-        running.copy_(running + step * (new - running))
+    return ops.RunningStatistics(norm.running_mean, norm.running_var, norm.num_batches_tracked)
 
 
 class SequenceBatchNorm(nn.BatchNorm1d):
@@ -56,6 +57,6 @@ class SequenceBatchNorm(nn.BatchNorm1d):
         sums = torch.stack([valid.sum((0, 1)), valid.square().sum((0, 1))])
         count = x.shape[0] * x.shape[1] if mask is None else mask.sum()
         mean, var, total = mean_and_variance(sums, count, self.sync_stats)
-        update_running_statistics(self, mean, var, total)
+        update_running_statistics([self], mean.detach(), var.detach(), total)
         scale, shift = affine(self, mean, var)
         return (wide * scale + shift).to(x.dtype)

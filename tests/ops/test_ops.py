@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mrconv import ops
-from mrconv.ops import Algorithm, Normalization, Taps, select
+from mrconv.ops import Algorithm, BranchWeights, Normalization, Taps, select
 from mrconv.ops.branch_sum.statistics import cumulative_sum_by_doubling
 from mrconv.ops.tap_conv import shifts
 
@@ -102,14 +102,15 @@ CASES = [(lags, Algorithm.SPECTRAL) for lags in DENSE + SCATTERED] + [(lags, Alg
 def test_branch_sum_equals_all_branches(L, lags, expensive, masked, skipped, monkeypatch):
     monkeypatch.setattr(select, "cost", costs_more(expensive))
     u, weight = double(3, 4, L) + 0.3, double(len(lags), 4)
-    skip_and_bias = [double(4), double(4)] if skipped else []
+    others = [double(4), double(len(lags), 4), double(len(lags), 4)] if skipped else []
     lengths = torch.tensor([L, 1, (L + 1) // 2]) if masked else None
     mask = torch.arange(L) < (torch.tensor([L] * 3) if lengths is None else lengths)[:, None]
 
     def run(f):
         def call(u, weight, *rest):
             taps = [Taps(*kernel) for kernel in zip(rest[: len(lags)], lags, strict=True)]
-            normalization = Normalization(weight, *rest[len(lags) :], lengths=lengths)
+            skip, gamma, beta = rest[len(lags) :] or (None, None, None)
+            normalization = Normalization([BranchWeights(weight, gamma, beta)], skip, lengths)
             y, *moments = f(u * mask[:, None], taps, normalization)
             statistics.append(moments)
             return y * mask[:, None]
@@ -117,7 +118,7 @@ def test_branch_sum_equals_all_branches(L, lags, expensive, masked, skipped, mon
         return call
 
     statistics = []
-    tensors = u, weight, *(double(4, len(at)) for at in lags), *skip_and_bias
+    tensors = u, weight, *(double(4, len(at)) for at in lags), *others
     assert_same(run(ops.branch_sum), run(ops.branch_sum_reference), *tensors, tolerance=1e-9)
     for fast, reference in zip(*statistics, strict=True):
         assert torch.allclose(fast, reference, rtol=1e-9, atol=1e-11)
@@ -168,9 +169,10 @@ def learned(*shape):
 
 
 def branch_sum_tensors(kernels, branches):
-    """Return u, the kernels, weight, skip, bias, lengths, eps and sync of a branch sum."""
+    """Return u, the kernels, weights of two directions, skip, lengths, eps and sync of a branch sum."""
     lengths = torch.tensor([9, 4])
-    return learned(2, 3, 9), kernels, learned(branches, 3), learned(3), learned(3), lengths, 1e-5, False
+    weights = (x for n in (1, branches - 1) for x in (learned(n, 3), learned(3 * n), learned(3 * n)))
+    return learned(2, 3, 9), kernels, *weights, learned(3), lengths, 1e-5, False
 
 
 OPCHECKS = {

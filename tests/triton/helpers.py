@@ -2,7 +2,7 @@
 
 import torch
 
-from mrconv.ops import Normalization
+from mrconv.ops import BranchWeights, Normalization
 
 from ..conftest import gradients
 
@@ -27,10 +27,11 @@ def inputs(L, is_channels_last, masked, B=3, C=5):
     return u, lengths, mask[:, None]
 
 
-def masked_sum(f, u, kernels, weight, skip_and_bias, lengths, mask, *selection):
+def masked_sum(f, u, kernels, weight, skip_and_beta, lengths, mask, *selection):
     """Return the output of `branch_sum` or of its reference, zero where masked."""
     mask, lengths = mask.to(u.device), None if lengths is None else lengths.to(u.device)
-    normalization = Normalization(weight, *(skip_and_bias or (None, None)), lengths)
+    skip, beta = skip_and_beta or (None, None)
+    normalization = Normalization([BranchWeights(weight, None, beta)], skip, lengths)
     return f(u * mask, kernels, normalization, *selection).y * mask
 
 

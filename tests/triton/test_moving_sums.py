@@ -26,15 +26,15 @@ def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
     u, lengths, mask = inputs(L, channels_last, masked)
 
     def run(f, *selection):
-        def call(u, heights, weight, *skip_and_bias):
+        def call(u, heights, weight, *skip_and_beta):
             taps = [Taps(h[:, None], range(w)) for h, w in zip(heights, widths, strict=True)]
-            return masked_sum(f, u, taps, weight, skip_and_bias, lengths, mask, *selection)
+            return masked_sum(f, u, taps, weight, skip_and_beta, lengths, mask, *selection)
 
         return call
 
-    skip_and_bias = [double(5), double(5)] if skipped else []
+    skip_and_beta = [double(5), double(len(widths), 5)] if skipped else []
     fast, reference = run(ops.branch_sum, MOVING_SUM), run(ops.branch_sum_reference)
-    assert_same(fast, reference, u, double(len(widths), 5), double(len(widths), 5), *skip_and_bias)
+    assert_same(fast, reference, u, double(len(widths), 5), double(len(widths), 5), *skip_and_beta)
 
 
 def test_moving_sums_keep_float32_accuracy_over_a_long_sequence():
@@ -59,16 +59,16 @@ def kernel_of(coefficients, width, period):
 
 
 def both(widths, periods, lengths, mask):
-    """Return `branch_sum` and its reference as functions of u, coefficients, weight, and optionally skip and bias."""
+    """Return `branch_sum` and its reference as functions of u, coefficients, weight, and optionally skip and beta."""
 
-    def fast(u, coefficients, weight, *skip_and_bias):
+    def fast(u, coefficients, weight, *skip_and_beta):
         kernels = ModeKernels(coefficients, widths, periods)
-        return masked_sum(ops.branch_sum, u, kernels, weight, skip_and_bias, lengths, mask, MOVING_MODES)
+        return masked_sum(ops.branch_sum, u, kernels, weight, skip_and_beta, lengths, mask, MOVING_MODES)
 
-    def reference(u, coefficients, weight, *skip_and_bias):
+    def reference(u, coefficients, weight, *skip_and_beta):
         branches = zip(coefficients, widths, periods, strict=True)
         kernels = [Taps(kernel_of(c, w, period), range(w)) for c, w, period in branches]
-        return masked_sum(ops.branch_sum_reference, u, kernels, weight, skip_and_bias, lengths, mask)
+        return masked_sum(ops.branch_sum_reference, u, kernels, weight, skip_and_beta, lengths, mask)
 
     return fast, reference
 
@@ -105,16 +105,23 @@ BRANCHES = {  # modes, widths, periods
 def test_modes(L, channels_last, masked, branches):
     modes, widths, periods = BRANCHES[branches]
     u, lengths, mask = inputs(L, channels_last, masked, B=3 if masked else 2)
-    skip_and_bias = [double(5), double(5)] if channels_last else []
+    skip_and_beta = [double(5), double(len(widths), 5)] if channels_last else []
     coefficients = double(len(widths), 5, 2 * modes - 1)
-    assert_same(*both(widths, periods, lengths, mask), u, coefficients, double(len(widths), 5), *skip_and_bias)
+    assert_same(*both(widths, periods, lengths, mask), u, coefficients, double(len(widths), 5), *skip_and_beta)
 
 
 def test_modes_of_one_sequence_and_many_channels():
     u, _, mask = inputs(130, True, False, B=1, C=35)
     modes, widths, periods = BRANCHES["doubling"]
     coefficients = double(len(widths), 35, 2 * modes - 1)
-    assert_same(*both(widths, periods, None, mask), u, coefficients, double(len(widths), 35), double(35), double(35))
+    assert_same(
+        *both(widths, periods, None, mask),
+        u,
+        coefficients,
+        double(len(widths), 35),
+        double(35),
+        double(len(widths), 35),
+    )
 
 
 def test_mode_gradients_in_slices_of_the_batch(monkeypatch):
@@ -152,11 +159,8 @@ def test_modes_return_the_statistics():
 def test_modes_in_lower_precision_match_float64(dtype, branches):
     modes, widths, periods = BRANCHES[branches]
     u, lengths, mask = inputs(130, True, True)
-    u = u.to(dtype).double()
-    others = [
-        x.float().double()
-        for x in (double(len(widths), 5, 2 * modes - 1), double(len(widths), 5), double(5), double(5))
-    ]
+    u, N = u.to(dtype).double(), len(widths)
+    others = [x.float().double() for x in (double(N, 5, 2 * modes - 1), double(N, 5), double(5), double(N, 5))]
     fast, reference = both(widths, periods, lengths, mask)
     y, grads = gradients(fast, u.to(DEVICE, dtype), *(x.to(DEVICE).float() for x in others))
     expected, expected_grads = gradients(reference, u, *others)
@@ -172,7 +176,7 @@ def test_modes_keep_float32_accuracy_over_a_long_sequence():
     L = 65_536 if DEVICE == "cuda" else 700
     widths = [w for w in (2, 8, 64, 512, 4096, 65_536) if w <= L]
     u, mask = (torch.randn(1, L, 2) + 0.2).transpose(1, 2), torch.ones(1, 1, L, dtype=torch.bool)
-    others = [torch.randn(len(widths), 2, 5), torch.randn(len(widths), 2), torch.randn(2), torch.randn(2)]
+    others = [torch.randn(len(widths), 2, 5), torch.randn(len(widths), 2), torch.randn(2), torch.randn(len(widths), 2)]
     fast, reference = both(widths, [max(w, 4) for w in widths], None, mask)
     y, grads = gradients(fast, u.to(DEVICE), *(x.to(DEVICE) for x in others))
     expected, expected_grads = gradients(reference, u.double(), *(x.double() for x in others))
@@ -224,7 +228,11 @@ def test_ops_are_registered_correctly():
     heights, weight = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
     coefficients = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True)
     skip = torch.randn(3, device=DEVICE, requires_grad=True)
-    arguments = (u, heights, weight, skip, skip, None, 1e-5, False, [1, 2])
-    torch.library.opcheck(torch.ops.mrconv.branch_sum_moving_sum.default, arguments, test_utils=CHECKS)
-    arguments = (u, coefficients, weight, skip, skip, None, 1e-5, False, [4, 7], [4, 8])
-    torch.library.opcheck(torch.ops.mrconv.branch_sum_moving_modes.default, arguments, test_utils=CHECKS)
+    beta = torch.randn(6, device=DEVICE, requires_grad=True)
+    weights = (weight, None, beta, None, None, None, skip, None, 1e-5, False)
+    for name, kernels, layout in (
+        ("moving_sum", heights, ([1.0, 2.0], [1, 2])),
+        ("moving_modes", coefficients, ([4, 7], [4, 8])),
+    ):
+        op = getattr(torch.ops.mrconv, f"branch_sum_{name}").default
+        torch.library.opcheck(op, (u, kernels, *weights, *layout), test_utils=CHECKS)

@@ -55,8 +55,8 @@ def test_branch_sum(L, lags, masked, channels_last, skipped):
         return call
 
     fast, reference = run(ops.branch_sum, Selection(Algorithm.SPECTRAL, True)), run(ops.branch_sum_reference)
-    skip_and_bias = [double(5), double(5)] if skipped else []
-    assert_same(fast, reference, u, double(len(lags), 5), *values, *skip_and_bias)
+    skip_and_beta = [double(5), double(len(lags), 5)] if skipped else []
+    assert_same(fast, reference, u, double(len(lags), 5), *values, *skip_and_beta)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 16, 130), (5, 10, 300)])
@@ -78,5 +78,5 @@ def test_ops_are_registered_correctly():
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
     modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)
-    arguments = (u, kernel, weight, skip, skip, None, 1e-5, False, [3, 4], 1, True)
+    arguments = (u, kernel, weight, *[None] * 5, skip, None, 1e-5, False, [3, 4], 1, True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum_spectral.default, arguments, test_utils=checks)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
-from mrconv.ops import Algorithm, ModeKernels, Normalization, Selection, Taps
+from mrconv.ops import Algorithm, BranchWeights, ModeKernels, Normalization, Selection, Taps
 
 from ..conftest import randomise, relative, slow_except, training_step
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
@@ -51,15 +51,15 @@ def check_branches(lags, skipped, u, lengths, mask):
     C = u.shape[1]
 
     def run(f, *selection):
-        def call(u, weight, skip, bias, *values):
+        def call(u, weight, skip, beta, *values):
             taps = [Taps(*branch) for branch in zip(values, lags, strict=True)]
-            return masked_sum(f, u, taps, weight, (skip, bias) if skipped else (), lengths, mask, *selection)
+            return masked_sum(f, u, taps, weight, (skip, beta) if skipped else (), lengths, mask, *selection)
 
         return call
 
     values = [double(C, len(at)) for at in lags]
     fast, reference = run(ops.branch_sum, Selection(Algorithm.TAPS, True)), run(ops.branch_sum_reference)
-    assert_same(fast, reference, u, double(len(lags), C), double(C), double(C), *values)
+    assert_same(fast, reference, u, double(len(lags), C), double(C), double(len(lags), C), *values)
 
 
 @pytest.mark.parametrize("dtype", slow_except([torch.float32, torch.bfloat16, torch.float16], torch.bfloat16))
@@ -97,9 +97,9 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bid
     "algorithm",
     [Algorithm.TAPS, Algorithm.MOVING_SUM, Algorithm.MOVING_MODES, Algorithm.SPECTRAL, Algorithm.TOEPLITZ],
 )
-def test_skip_bias_and_lengths_may_be_strided(algorithm):
+def test_weights_skip_and_lengths_may_be_strided(algorithm):
     u, lengths, mask = inputs(63, True, True)
-    u, lengths, values, weight = (x.to(DEVICE) for x in (u * mask, lengths, double(5, 8), double(2, 5)))
+    u, lengths, values = (x.to(DEVICE) for x in (u * mask, lengths, double(5, 8)))
     u = u.bfloat16() if algorithm is Algorithm.TOEPLITZ else u
     both_directions = [Taps(values, range(8)), Taps(values, range(-1, -9, -1))]
     kernels = {
@@ -111,10 +111,12 @@ def test_skip_bias_and_lengths_may_be_strided(algorithm):
     }[algorithm]
 
     def run(*rest):
-        return ops.branch_sum(u, kernels, Normalization(weight, *rest), Selection(algorithm, True))
+        *weights, skip, lengths = rest
+        normalization = Normalization([BranchWeights(*weights)], skip, lengths)
+        return ops.branch_sum(u, kernels, normalization, Selection(algorithm, True))
 
-    rest = [double(5).to(DEVICE), double(5).to(DEVICE), lengths]
-    strided = [torch.stack([x, torch.zeros_like(x)], 1)[:, 0] for x in rest]
+    rest = [*(double(2, 5).to(DEVICE) for _ in range(3)), double(5).to(DEVICE), lengths]
+    strided = [torch.stack([x, torch.zeros_like(x)], -1)[..., 0] for x in rest]
     for a, b in zip(run(*rest), run(*strided), strict=True):
         assert torch.equal(a * mask.to(DEVICE) if a.ndim == 3 else a, b * mask.to(DEVICE) if b.ndim == 3 else b)
 
@@ -125,7 +127,7 @@ def test_ops_are_registered_correctly():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, skip, [0, 4], True, True), test_utils=checks)
-    arguments = (u, values, weight, skip, skip, None, 1e-5, False, [0, 4], [1, 1], True)
+    arguments = (u, values, weight, *[None] * 5, skip, None, 1e-5, False, [0, 4], [1, 1], True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum_taps.default, arguments, test_utils=checks)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mrconv import MRConv, ops
-from mrconv.ops import Algorithm, Normalization, Selection, Taps, select
+from mrconv.ops import Algorithm, BranchWeights, Normalization, Selection, Taps, select
 
 from ..conftest import gradients, relative, slow_except, training_step
 
@@ -20,14 +20,15 @@ TOEPLITZ = Selection(Algorithm.TOEPLITZ, True)
 
 
 def both(sizes, causal, lengths, mask):
-    """Return `branch_sum` and its reference as functions of u, weight, the kernels, and optionally skip and bias."""
+    """Return `branch_sum` and its reference as functions of u, weight, the kernels, and optionally skip and beta."""
     lags = [range(size) if i < causal else range(-1, -1 - size, -1) for i, size in enumerate(sizes)]
 
     def run(f, *selection):
         def call(u, weight, *others):
             ends = None if lengths is None else lengths.to(u.device)
             taps = [Taps(*kernel) for kernel in zip(others[: len(sizes)], lags, strict=True)]
-            normalization = Normalization(weight, *(others[len(sizes) :] or (None, None)), ends)
+            skip, beta = others[len(sizes) :] or (None, None)
+            normalization = Normalization([BranchWeights(weight, None, beta)], skip, ends)
             return f(u * mask.to(u.device), taps, normalization, *selection)
 
         return call
@@ -41,7 +42,7 @@ def problem(B, C, L, sizes, masked=False, skip=True, order=channels_last):
     lengths = torch.tensor([max(0, L - 29 * i) for i in range(B)]) if masked else None
     mask = torch.arange(L) < (torch.full((B,), L) if lengths is None else lengths)[:, None]
     others = [torch.randn(len(sizes), C), *(torch.randn(C, n) / n**0.5 for n in sizes)]
-    others += [torch.randn(C), torch.randn(C)] if skip else []
+    others += [torch.randn(C), torch.randn(len(sizes), C)] if skip else []
     return u, lengths, mask[:, None], [x.double() for x in others]
 
 
@@ -177,7 +178,7 @@ def test_taps_select_it_where_it_is_much_cheaper(monkeypatch, tap_cost, algorith
 def test_the_ops_are_registered_correctly():
     u = channels_last(torch.randn(2, 3, 130, device=DEVICE).bfloat16()).requires_grad_()
     kernel, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((3, 44), (3, 3)))
-    args = (u, kernel, weight, None, None, None, 1e-5, False, [4, 8, 32], 1)
+    args = (u, kernel, weight, *[None] * 7, 1e-5, False, [4, 8, 32], 1)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.mrconv.branch_sum_toeplitz.default, args, test_utils=checks)
 

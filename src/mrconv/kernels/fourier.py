@@ -38,8 +38,7 @@ class FourierKernel(Kernel):
         sizes = [resampled(n, rate) for n in self.lengths]
         modes = self.modes.to(compute_dtype(self.modes))
         if self.constant:
-            factors = [n**0.5 / size for n, size in zip(self.lengths, sizes, strict=True)]
-            return list(torch._foreach_mul(modes[:, :, 0, :1].unbind(0), factors))
+            return list(torch._foreach_mul(modes[:, :, 0, :1].unbind(0), self.constant_values(rate)[1]))
         if rate != 1:
             pairs = zip(modes.unbind(0), self.lengths, sizes, strict=True)
             modes = torch.stack([_resample(branch, n, size, delay) for branch, n, size in pairs])
@@ -49,6 +48,10 @@ class FourierKernel(Kernel):
     def constant(self) -> bool:
         """Whether the only mode is the constant one."""
         return self.modes.shape[2] == 1
+
+    def constant_values(self, rate: float = 1.0) -> tuple[Tensor, list[float]]:
+        """Return the modes, and their factors in the inverse FFT."""
+        return self.modes, [n**0.5 / resampled(n, rate) for n in self.lengths]
 
     @property
     def moving_modes(self) -> int:

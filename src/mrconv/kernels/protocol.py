@@ -86,6 +86,14 @@ class Kernel(CachedIntegerBuffers):
         """Whether every kernel is constant over its length; `forward` then returns (channels, 1) for each."""
         return False
 
+    def constant_values(self, rate: float = 1.0) -> tuple[Tensor, list[float]]:
+        """Return `forward` of constant kernels as values (N, channels, ...) and a factor for each resolution.
+
+        Kernel i is factors[i] times the first of values[i, c], so that a parameter can be used as it is stored.
+        """
+        kernels = self(rate)
+        return torch.stack(kernels), [1.0] * len(kernels)
+
     @property
     def moving_modes(self) -> int:
         """M, if every kernel is M Fourier modes and M is small enough to compute them as moving sums; else 0."""

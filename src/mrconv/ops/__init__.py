@@ -1,8 +1,10 @@
 """Pure functions on tensors of shape (batch, channels, length), each tested against a reference in plain torch."""
 
 from ._common import Lags, Taps, compute_dtype, constants, triton_unavailable
-from .branch_sum.op import BranchSum, ModeKernels, Normalization, branch_sum
+from .branch_sum.normalization import BranchWeights
+from .branch_sum.op import BranchSum, ConstantKernels, Kernels, ModeKernels, Normalization, branch_sum
 from .branch_sum.reference import branch_sum_reference
+from .branch_sum.running_statistics import RunningStatistics, update_running_statistics
 from .branch_sum.statistics import mean_and_variance
 from .conv import conv, conv_reference
 from .fft_conv.op import fft_conv, kernel_spectrum
@@ -20,9 +22,13 @@ __all__ = [
     "Algorithm",
     "BranchShape",
     "BranchSum",
+    "BranchWeights",
+    "ConstantKernels",
+    "Kernels",
     "Lags",
     "ModeKernels",
     "Normalization",
+    "RunningStatistics",
     "Selection",
     "Taps",
     "branch_sum",
@@ -46,4 +52,5 @@ __all__ = [
     "tap_conv_reference",
     "toeplitz_conv",
     "triton_unavailable",
+    "update_running_statistics",
 ]

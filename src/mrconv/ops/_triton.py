@@ -61,13 +61,23 @@ def _sum_parts_kernel(x, out, parts, elements, share, BP: tl.constexpr, BE: tl.c
 
 def sum_parts(x: Tensor) -> Tensor:
     """Return the sum over the first dimension in float64, without torch's copy of x in float64."""
+    return _partial_sums(x).sum(0)
+
+
+def fold_parts(x: Tensor, limit: int = 512) -> Tensor:
+    """Return x, contiguous, or fewer parts of the same sum over the first dimension if there are more than `limit`."""
+    return x.contiguous() if len(x) <= limit else _partial_sums(x)
+
+
+def _partial_sums(x: Tensor) -> Tensor:
+    """Return sums in float64 over some parts each, at most MAX_PROGRAMS of them."""
     parts, shape = x.shape[0], x.shape[1:]
     programs = min(MAX_PROGRAMS, triton.cdiv(parts, PARTS_PER_PROGRAM))
     out = x.new_empty(programs, shape.numel(), dtype=torch.float64)
     _sum_parts_kernel[triton.cdiv(shape.numel(), ELEMENTS_TILE), programs](
         x.contiguous(), out, parts, shape.numel(), triton.cdiv(parts, programs), BP=PARTS_TILE, BE=ELEMENTS_TILE
     )
-    return out.sum(0).view(shape)
+    return out.view(programs, *shape)
 
 
 def allocate_branch_gradients(u: Tensor, branches: int, max_bytes: int, dtype: torch.dtype) -> Tensor:

@@ -214,7 +214,7 @@ def _output_kernel(  # type: ignore[no-untyped-def]
     SKIP: tl.constexpr, REVERSE: tl.constexpr, CUT: tl.constexpr,
     M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Sum the branches of one x and a bias or, if REVERSE, of one x per branch from the end; add skip times `other`."""
+    """Sum branches of one x and biases or, if REVERSE, of one x per branch from the end; add skip times `other`."""
     i = tl.arange(0, BL)
     j = i
     t = tl.program_id(0) * BL
@@ -228,7 +228,9 @@ def _output_kernel(  # type: ignore[no-untyped-def]
         total = tl.zeros([BL, BC], WIDE)
     else:
         v = _load(x, t, j, c, x_l, x_c, C, L, WIDE)
-        total = tl.zeros([BL, BC], WIDE) + tl.load(bias + c, c < C, 0.0)[None, :]
+        total = tl.zeros([BL, BC], WIDE)
+        for n in range(N):
+            total += tl.load(bias + n * C + c, c < C, 0.0)[None, :]
     here = carries + (b * tl.num_programs(0) + tl.program_id(0)) * N * (2 * M - 1) * C
     for n in range(N):
         w = tl.load(shapes + 3 * n)
@@ -378,6 +380,8 @@ def tables(
 class MovingModes:
     """Branches of M modes each over u (B, C, L): coefficients (N, C, 2 M - 1) as in `ModeKernels`."""
 
+    heights = None
+
     def __init__(
         self, u: Tensor, coefficients: Tensor, lengths: Tensor | None, widths: Sequence[int], periods: Sequence[int]
     ) -> None:
@@ -414,17 +418,17 @@ class MovingModes:
         return carries
 
     def moments(self) -> tuple[Tensor, None]:
-        """Return the sums of c_b and of c_b^2 over batch and valid positions, (2, N, C)."""
+        """Return partial sums of c_b and of c_b^2 over batch and valid positions, (P, 2, N, C)."""
         u, lengths, (_, C, L) = self.u, self.lengths, self.u.shape
         parts = self._empty(self.grid[0] * self.grid[2], 2, self.N, C)
         _moments_kernel[self.grid](
             u, *self.constants, self.factors, self.carries, u if lengths is None else lengths, parts, C, L, self.N,
             *u.stride(), MASKED=lengths is not None, **self.cut, **self.options,
         )  # fmt: skip
-        return sum_parts(parts).to(self.dtype), None
+        return parts, None
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
-        """Return sum_b scale_b c_b + skip u + shift, like u."""
+        """Return sum_b (scale_b c_b + shift_b) + skip u, like u."""
         y = torch.empty_like(self.u)
         self._output(self.u, 0, self.u, self.carries, scale[:, None] * self.factors, skip, shift, y, REVERSE=False)
         return y
@@ -439,16 +443,15 @@ class MovingModes:
             **self.cut, **self.options,
         )  # fmt: skip
 
-    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over batch and time of g c_b, (N, C), of g, (C,), and of g u, (C,)."""
+    def products(self, grad: Tensor) -> Tensor:
+        """Return partial sums over batch and time, (P, N + 2, C), of g c_b, of g and of g u."""
         self.g, u, (_, C, L) = grad, self.u, self.u.shape
         parts = self._empty(self.grid[0] * self.grid[2], self.N + 2, C)
         _products_kernel[self.grid](
             u, grad, *self.constants, self.factors, self.carries, parts, C, L, self.N, *u.stride(), *grad.stride(),
             **self.cut, **self.options,
         )  # fmt: skip
-        sums = sum_parts(parts).to(self.dtype)
-        return sums[: self.N], sums[self.N], sums[self.N + 1]
+        return parts
 
     def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the coefficients for dc_b = s_b g - a_b - q_b c_b.

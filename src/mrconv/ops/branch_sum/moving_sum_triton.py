@@ -2,9 +2,10 @@
 
 With the cumulative sum S[t] = u[0] + ... + u[t], a branch of height h and width W has the moving sum
 m[t] = S[t] - S[t - W] and the output c[t] = h m[t]. One pass over S gives the statistics of all branches, a second one
-the output. In the backward pass, one pass gives sum_t g c_b, another one the gradient of S,
-dS[t] = sum_b e_b[t] - e_b[t + W_b] with e_b = h_b (s_b g - a_b - q_b c_b); du is the cumulative sum of dS from the end.
-S is float64, so that its differences are accurate in float32 for sequences of any length.
+the output. In the backward pass, one pass gives sum_t g m_b, another one the gradient of S,
+dS[t] = sum_b dm_b[t] - dm_b[t + W_b] with dm_b = s_b g - a_b - q_b m_b; du is the cumulative sum of dS from the end.
+The heights are part of the factors that `normalization.py` computes. S is float64, so that its differences are accurate
+in float32 for sequences of any length.
 
 Tensors are (B, C, L) with any strides; a program computes a tile of (L, C).
 """
@@ -20,7 +21,8 @@ from torch import Tensor
 import triton
 
 from .._common import compute_dtype
-from .._triton import int32_constants, narrow, offsets, sum_parts, tiles, widen
+from .._triton import int32_constants, narrow, offsets, tiles, widen
+from .normalization import Heights
 
 TILE_TIME, TILE_CHANNELS = 128, 16  # the fastest of those tried on an H200
 CHUNK = 1024  # positions that one program sums in order
@@ -99,7 +101,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _output_kernel(  # type: ignore[no-untyped-def]
-    S, u, widths, factors, skip, bias, y, C, L, N, s_b, s_c, s_l, u_b, u_c, u_l, y_b, y_c, y_l,
+    S, u, widths, factors, skip, shift, y, C, L, N, s_b, s_c, s_l, u_b, u_c, u_l, y_b, y_c, y_l,
     SKIP: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * BL + tl.arange(0, BL)
@@ -107,8 +109,9 @@ def _output_kernel(  # type: ignore[no-untyped-def]
     b = tl.program_id(2).to(tl.int64)
     inside = (t < L)[:, None] & (c < C)[None, :]
     now = tl.load(S + b * s_b + offsets(t, c, s_l, s_c), inside, 0.0)
-    total = tl.zeros([BL, BC], tl.float64) + widen(tl.load(bias + c, c < C, 0.0))[None, :]
+    total = tl.zeros([BL, BC], tl.float64)
     for i in range(N):
+        total += widen(tl.load(shift + i * C + c, c < C, 0.0))[None, :]
         w = tl.load(widths + i)
         before = tl.load(S + b * s_b + offsets(t - w, c, s_l, s_c), inside & (t >= w)[:, None], 0.0)
         total += widen(tl.load(factors + i * C + c, c < C, 0.0))[None, :] * (now - before)
@@ -142,13 +145,13 @@ def _products_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    S, g, widths, heights, s, q, a, lengths, out, C, L, N, s_b, s_c, s_l, g_b, g_c, g_l, o_b, o_c, o_l,
+    S, g, widths, s, q, a, lengths, out, C, L, N, s_b, s_c, s_l, g_b, g_c, g_l, o_b, o_c, o_l,
     MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * BL + tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     b = tl.program_id(2).to(tl.int64)
-    wide = heights.dtype.element_ty
+    wide = s.dtype.element_ty
     end = L
     if MASKED:
         end = tl.load(lengths + b)
@@ -160,76 +163,74 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([BL, BC], tl.float64)
     for i in range(N):  # e[t] is added at t and subtracted at t - w with the same rounding: errors cancel
         w = tl.load(widths + i)
-        h = widen(tl.load(heights + i * C + c, c < C, 0.0))
-        hs = (h * widen(tl.load(s + i * C + c, c < C, 0.0))).to(wide)
-        ha = (h * widen(tl.load(a + i * C + c, c < C, 0.0))).to(wide)
-        hhq = (h * h * widen(tl.load(q + i * C + c, c < C, 0.0))).to(wide)
+        sn = tl.load(s + i * C + c, c < C, 0.0)[None, :]
+        an = tl.load(a + i * C + c, c < C, 0.0)[None, :]
+        qn = tl.load(q + i * C + c, c < C, 0.0)[None, :]
         here = inside & (t < end)[:, None]
         before = tl.load(base + offsets(t - w, c, s_l, s_c), here & (t >= w)[:, None], 0.0)
-        e = hs[None, :] * grad - ha[None, :] - hhq[None, :] * (now - before).to(wide)
+        e = sn * grad - an - qn * (now - before).to(wide)
         total += tl.where(here, e, 0.0).to(tl.float64)
         there = ((t + w) < end)[:, None] & real
         after = tl.load(base + offsets(t + w, c, s_l, s_c), there, 0.0)
         later = widen(tl.load(g + b * g_b + offsets(t + w, c, g_l, g_c), there, 0.0)).to(wide)
-        e = hs[None, :] * later - ha[None, :] - hhq[None, :] * (after - now).to(wide)
+        e = sn * later - an - qn * (after - now).to(wide)
         total -= tl.where(there, e, 0.0).to(tl.float64)
     tl.store(out + b * o_b + offsets(t, c, o_l, o_c), total, inside)
 
 
 class MovingSums:
-    """Branches of constant kernels over u (B, C, L): heights (N, C) at lags 0 .. widths[b] - 1."""
+    """Moving sums of u (B, C, L) over the last widths[b] positions, times heights as in `ConstantKernels`."""
 
-    def __init__(self, u: Tensor, heights: Tensor, lengths: Tensor | None, widths: Sequence[int]) -> None:
-        self.u, self.lengths, self.dtype = u, lengths, compute_dtype(u, heights)
-        self.heights, self.x = heights.to(self.dtype), u.to(self.dtype)  # half precision triggers layout conversions
+    def __init__(
+        self, u: Tensor, values: Tensor, lengths: Tensor | None, factors: Sequence[float], widths: Sequence[int]
+    ) -> None:
+        self.u, self.lengths, self.dtype = u, lengths, compute_dtype(u, values)
+        self.heights, self.x = Heights(values, factors), u.to(self.dtype)  # half precision: layout conversions
         self.S = torch.empty_like(u, dtype=torch.float64)
         _cumulative_sum(u, self.S, u, None, False)
         self.grid, self.N, self.widths = tiles(u, TILE_TIME, TILE_CHANNELS), len(widths), int32_constants(widths, u)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the sums of c_b and of c_b^2, (2, N, C), and the sums of m_b and of m_b^2."""
+    def moments(self) -> tuple[Tensor, None]:
+        """Return partial sums of m_b and of m_b^2, (P, 2, N, C)."""
         (_, C, L), S, lengths = self.u.shape, self.S, self.lengths
         parts = S.new_empty(self.grid[0] * self.grid[2], 2, self.N, C, dtype=self.dtype)
         _moments_kernel[self.grid](
             S, self.widths, S if lengths is None else lengths, parts, C, L, self.N, *S.stride(),
             MASKED=lengths is not None, BL=TILE_TIME, BC=TILE_CHANNELS,
         )  # fmt: skip
-        sums = sum_parts(parts).to(self.dtype)
-        return torch.stack([sums[0] * self.heights, sums[1] * self.heights.square()]), sums
+        return parts, None
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
-        """Return sum_b scale_b c_b + skip u + shift, like u."""
+        """Return sum_b (scale_b m_b + shift_b) + skip u, like u."""
         (_, C, L), S, x = self.u.shape, self.S, self.x
         y = torch.empty_like(x)
         _output_kernel[self.grid](
-            S, x, self.widths, (scale * self.heights).contiguous(), x if skip is None else skip, shift, y, C, L, self.N,
+            S, x, self.widths, scale, x if skip is None else skip, shift, y, C, L, self.N,
             *S.stride(), *x.stride(), *y.stride(), SKIP=skip is not None, BL=TILE_TIME, BC=TILE_CHANNELS,
         )  # fmt: skip
         return y if y.dtype == self.u.dtype else torch.empty_like(self.u).copy_(y)
 
-    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over batch and time of g c_b, (N, C), of g, (C,), and of g u, (C,)."""
-        (_, C, L), S, x, N, g = self.u.shape, self.S, self.x, self.N, grad.to(self.dtype)
+    def products(self, grad: Tensor) -> Tensor:
+        """Return partial sums over batch and time, (P, N + 2, C), of g m_b, of g and of g u."""
+        (_, C, L), S, x, N = self.u.shape, self.S, self.x, self.N
+        self.g = g = grad.to(self.dtype)
         parts = S.new_empty(self.grid[0] * self.grid[2], N + 2, C, dtype=self.dtype)
         _products_kernel[self.grid](
             S, x, g, self.widths, parts, C, L, N, *S.stride(), *x.stride(), *g.stride(), BL=TILE_TIME, BC=TILE_CHANNELS
         )
-        sums = sum_parts(parts)
-        self.g, self.unit_products = g, sums[:N]  # sum g m_b
-        return self.unit_products * self.heights, sums[N], sums[N + 1]
+        return parts
 
-    def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of u and of the heights for dc_b = s_b g - a_b - q_b c_b."""
+    def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of u for dm_b = s_b g - a_b - q_b m_b."""
         (_, C, L), S, g, lengths = self.u.shape, self.S, self.g, self.lengths
         dS = torch.empty_like(S)
         _gradient_kernel[self.grid](
-            S, g, self.widths, self.heights.contiguous(), s.contiguous(), q.contiguous(), a.contiguous(),
-            S if lengths is None else lengths, dS, C, L, self.N, *S.stride(), *g.stride(), *dS.stride(),
-            MASKED=lengths is not None, BL=TILE_TIME, BC=TILE_CHANNELS,
+            S, g, self.widths, s, q, a, S if lengths is None else lengths, dS, C, L, self.N,
+            *S.stride(), *g.stride(), *dS.stride(), MASKED=lengths is not None, BL=TILE_TIME, BC=TILE_CHANNELS,
         )  # fmt: skip
         du = torch.empty_like(self.u)
         _cumulative_sum(dS, du, g, skip, True)
-        return du, s * self.unit_products - a * saved[0] - q * self.heights * saved[1]
+        return du, None
 
 
 def _cumulative_sum(x: Tensor, out: Tensor, g: Tensor, skip: Tensor | None, reverse: bool) -> None:

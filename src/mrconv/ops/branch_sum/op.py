@@ -1,8 +1,9 @@
-"""The weighted sum of batch-normalised branches, y = sum_b w_b (c_b - mean_b) / sqrt(var_b + eps) + skip u + bias.
+"""The weighted sum of batch-normalised branches.
 
-c_b = k_b * u is the output of branch b. Every algorithm is a class (`Computation`) that computes the sums behind the
-statistics, the output given the statistics, and the gradients. `_register` turns such a class into a `torch.library`
-op, which takes flat arguments, computes the statistics, shares them among processes and differentiates them.
+y = sum_b alpha_b (gamma_b (c_b - mean_b) / sqrt(var_b + eps) + beta_b) + skip u, where c_b = k_b * u is the output of
+branch b. Every algorithm is a class (`Computation`) that computes the sums behind the statistics, the output given the
+statistics, and the gradients. `_register` turns such a class into a `torch.library` op, which takes flat arguments;
+`normalization.py` computes the statistics and the weights' gradients from the sums, and shares them among processes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from torch import Tensor
 from .._common import Taps, compute_dtype, contiguous, empty_contiguous, reject_forward_mode, use_triton
 from ..kernel_taps import densify
 from ..select import Algorithm, BranchShape, Selection, select_branch_sum
+from . import normalization as finalising
+from .normalization import BranchWeights, Heights
 from .spectral import SpectralBranches
-from .statistics import BatchStatistics, centring_shift, mean_and_variance, normalization_backward, valid_count
+from .statistics import BatchStatistics, valid_count
 from .taps import TapBranches
 
 if TYPE_CHECKING:
@@ -32,16 +35,29 @@ SHORT_BRANCH = 128
 class Normalization:
     """Weights and normalization of N branches of C channels.
 
-    weight (N, C) multiplies the normalised branches, skip (C,) the input; bias (C,) is added. Positions from `lengths`
-    (B,) on do not count. With `sync` the statistics are those of all processes.
+    `weights` are alpha, gamma and beta of one or two directions, whose branches follow one another; a tensor is alpha
+    of one direction. skip (C,) multiplies the input. Positions from `lengths` (B,) on do not count. With `sync` the
+    statistics are those of all processes.
     """
 
-    weight: Tensor
+    weights: Sequence[BranchWeights] | Tensor
     skip: Tensor | None = None
-    bias: Tensor | None = None
     lengths: Tensor | None = None
     eps: float = 1e-5
     sync: bool = False
+
+    @property
+    def directions(self) -> list[BranchWeights]:
+        """The weights of each direction."""
+        return [BranchWeights(self.weights)] if isinstance(self.weights, Tensor) else list(self.weights)
+
+
+class ConstantKernels(NamedTuple):
+    """Causal constant kernels: kernel b is factors[b] times the first of values[b, c, ...] at lags below widths[b]."""
+
+    values: Tensor
+    factors: Sequence[float]
+    widths: Sequence[int]
 
 
 class ModeKernels(NamedTuple):
@@ -56,6 +72,9 @@ class ModeKernels(NamedTuple):
     periods: Sequence[int]
 
 
+Kernels = Sequence[Taps] | ModeKernels | ConstantKernels
+
+
 class BranchSum(NamedTuple):
     """The output y (B, C, L) and the statistics, without gradients: mean and biased var (N, C) over `num_values`."""
 
@@ -67,7 +86,7 @@ class BranchSum(NamedTuple):
 
 def branch_sum(
     u: Tensor,
-    kernels: Sequence[Taps] | ModeKernels,
+    kernels: Kernels,
     normalization: Normalization,
     selection: Selection | None = None,
     backend: str = "auto",
@@ -89,28 +108,33 @@ def branch_sum(
         use_triton(u, "triton")
     packed, layout = _pack(kernels, algorithm, triton)
     n = normalization
-    reject_forward_mode(u, packed, n.weight, n.skip, n.bias)
+    weights = (*(x for direction in n.directions for x in direction), None, None, None)[:6]
+    reject_forward_mode(u, packed, *weights, n.skip)
     skip, lengths = contiguous(n.skip, n.lengths)
-    y, mean, var, count, _ = _OPS[algorithm](u, packed, n.weight, skip, n.bias, lengths, n.eps, n.sync, *layout)
+    y, mean, var, count, _ = _OPS[algorithm](u, packed, *weights, skip, lengths, n.eps, n.sync, *layout)
     return BranchSum(y, mean, var, count)
 
 
-def _select(u: Tensor, kernels: Sequence[Taps] | ModeKernels, backend: str) -> Selection:
+def _select(u: Tensor, kernels: Kernels, backend: str) -> Selection:
     if isinstance(kernels, ModeKernels):
         return Selection(Algorithm.MOVING_MODES, use_triton(u, "triton"))
+    if isinstance(kernels, ConstantKernels):
+        return Selection(Algorithm.MOVING_SUM, use_triton(u, "triton"))
     return select_branch_sum(u, [BranchShape(lags, values.shape[1]) for values, lags in kernels], backend)
 
 
-def _pack(kernels: Sequence[Taps] | ModeKernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor, tuple[Any, ...]]:
+def _pack(kernels: Kernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor, tuple[Any, ...]]:
     """Return all kernels as one tensor, and the other arguments of the algorithm's op."""
     if isinstance(kernels, ModeKernels):
         return kernels.coefficients, (list(kernels.widths), list(kernels.periods))
+    if isinstance(kernels, ConstantKernels):
+        return kernels.values, (list(kernels.factors), list(kernels.widths))
     sizes = [len(kernel.lags) for kernel in kernels]
     if algorithm is Algorithm.TAPS:
         lags = [lag for kernel in kernels for lag in kernel.lags]
         return torch.cat([kernel.values for kernel in kernels], 1), (lags, sizes, triton)
     if algorithm is Algorithm.MOVING_SUM:
-        return torch.cat([kernel.values for kernel in kernels], 1).t().contiguous(), (sizes,)
+        return torch.stack([kernel.values for kernel in kernels]), ([1.0] * len(sizes), sizes)
     causal = next((i for i, kernel in enumerate(kernels) if kernel.lags and kernel.lags[0] < 0), len(kernels))
     dense = [_dense(kernel, anticausal=i >= causal) for i, kernel in enumerate(kernels)]
     layout = [kernel.shape[1] for kernel in dense], causal
@@ -129,97 +153,139 @@ def _dense(kernel: Taps, anticausal: bool) -> Tensor:
 class Computation(Protocol):
     """One algorithm on one batch: constructed for the forward pass, and again for the backward pass.
 
-    `kernels` holds the kernels of all branches, and `layout` describes them.
+    `kernels` holds the kernels of all branches, and `layout` describes them. With `heights`, the class computes moving
+    sums m_b: its sums and factors are those of m_b in place of c_b = h_b m_b.
     """
 
     def __init__(self, u: Tensor, kernels: Tensor, lengths: Tensor | None, *layout: Any) -> None: ...
 
+    @property
+    def heights(self) -> Heights | None:
+        """The heights h_b, or None if the class computes c_b itself."""
+
     def moments(self) -> tuple[Tensor, Tensor | None]:
-        """Return the sums of c_b and of c_b^2, (2, N, C), and a tensor to save for `gradients`."""
+        """Return partial sums of c_b and of c_b^2, (P, 2, N, C), and a tensor to save for `gradients`."""
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
-        """Return sum_b scale_b c_b + skip u + shift, like u."""
+        """Return sum_b (scale_b c_b + shift_b) + skip u, like u; scale and shift are (N, C)."""
 
-    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over batch and time of g c_b, (N, C), of g, (C,), and of g u, (C,), for y's gradient g."""
+    def products(self, grad: Tensor) -> Tensor:
+        """Return partial sums over batch and time, (P, N + 2, C), of g c_b, of g and of g u for y's gradient g."""
 
-    def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of u and of the kernels for dc_b = s_b g - a_b - q_b c_b, after `products`."""
+    def gradients(
+        self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of u and of the kernels for dc_b = s_b g - a_b - q_b c_b, after `products`.
+
+        s, q and a are (N, C), one after the other in memory. With `heights` there is no gradient of the kernels.
+        """
 
 
-_TENSORS = "Tensor u, Tensor kernels, Tensor weight, Tensor? skip, Tensor? bias, Tensor? lengths"
+_TENSORS = (
+    "Tensor u, Tensor kernels, Tensor alpha, Tensor? gamma, Tensor? beta, "
+    "Tensor? alpha2, Tensor? gamma2, Tensor? beta2, Tensor? skip, Tensor? lengths"
+)
+_INPUTS = 10  # tensors
 _STATISTICS = "Tensor mean, Tensor var, Tensor count, Tensor saved"
-_FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
-def _forward(algorithm, u, kernels, weight, skip, bias, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
+def _returns(count: int) -> str:
+    return f"({', '.join(['Tensor'] * count)})"
+
+
+def _directions(*weights: Tensor | None) -> list[BranchWeights]:
+    """Return alpha, gamma and beta of one or two directions."""
+    each = weights[:3], weights[3:]
+    return [BranchWeights(alpha, gamma, beta) for alpha, gamma, beta in each if alpha is not None]
+
+
+def _forward(algorithm, triton, u, kernels, *rest):  # type: ignore[no-untyped-def]
     """Compute y, mean, var, count and the tensor that the algorithm saves."""
-    computation: Computation = algorithm(u, kernels, lengths, *layout)
-    sums, saved = computation.moments()
-    mean, var, count = mean_and_variance(sums, valid_count(u, lengths), sync)
-    scale = weight.to(var.dtype) * torch.rsqrt(var + eps)
-    y = computation.output(scale, skip, centring_shift(bias, scale, mean))
-    saved = u.new_empty(0) if saved is None else saved
-    return y, *(x.to(compute_dtype(u, kernels)) for x in (mean, var, count, saved))
+    *weights, skip, lengths, eps, sync = rest[:10]
+    computation: Computation = algorithm(u, kernels, lengths, *rest[10:])
+    parts, saved = computation.moments()
+    arguments = _directions(*weights), computation.heights, eps
+    dtype = compute_dtype(u, kernels)
+    if triton and not sync:
+        from . import normalization_triton
+
+        count = u.shape[0] * u.shape[2] if lengths is None else lengths
+        factors = normalization_triton.forward_factors(parts, count, *arguments, dtype)
+    else:
+        factors = finalising.forward_factors(parts, valid_count(u, lengths), *arguments, sync, dtype)
+    y = computation.output(factors.scale, skip, factors.shift)
+    saved = saved if factors.sums is None else factors.sums
+    return y, *factors.statistics, u.new_empty(0, dtype=dtype) if saved is None else saved.to(dtype)
 
 
-def _backward(  # type: ignore[no-untyped-def]
-    algorithm, grad, u, kernels, weight, skip, bias, lengths, mean, var, count, saved, eps, sync, *layout
-):
-    """Compute the gradients of u, kernels, weight, skip and bias."""
-    computation: Computation = algorithm(u, kernels, lengths, *layout)
-    inner, g_sum, dskip = computation.products(grad)
-    statistics = BatchStatistics(mean, var, count)
-    dweight, s, q, a = normalization_backward(inner, g_sum, weight.to(var.dtype), statistics, eps, sync)
-    du, dkernels = computation.gradients(s, q, a, skip, saved)
+def _backward(algorithm, triton, grad, u, kernels, *rest):  # type: ignore[no-untyped-def]
+    """Compute the gradients of u, kernels, weights and skip; empty for missing ones."""
+    *weights, skip, lengths, mean, var, count, saved, eps, sync = rest[:14]
+    computation: Computation = algorithm(u, kernels, lengths, *rest[14:])
+    parts, statistics = computation.products(grad), BatchStatistics(mean, var, count)
+    arguments = parts, statistics, _directions(*weights), skip, computation.heights, saved, eps
+    dtype = compute_dtype(u, kernels)
+    if triton and not sync:
+        from . import normalization_triton
+
+        factors = normalization_triton.backward_factors(*arguments, dtype)
+    else:
+        factors = finalising.backward_factors(*arguments, sync, dtype)
+    du, dkernels = computation.gradients(factors.s, factors.q, factors.a, skip, saved)
+    dkernels = factors.dheights if dkernels is None else dkernels
+    assert dkernels is not None
     dkernels = dkernels.to(kernels.dtype, memory_format=torch.contiguous_format).contiguous()
-    dskip, dbias = (x.to(weight.dtype, copy=True) for x in (dskip, g_sum))
-    return du, dkernels, dweight.to(weight.dtype), dskip, dbias
+    dweights = (*(x for direction in factors.dweights for x in direction), None, None, None)[:6]
+    return du, dkernels, *(u.new_empty(0) if x is None else x for x in dweights), factors.dskip
 
 
 def _register(
     name: str,
     layout: str,
     load: Callable[[], type[Computation]],
-    saved_shape: Callable[..., tuple[int, ...]] = lambda kernels, weight, *layout: (0,),
+    saved_shape: Callable[..., tuple[int, ...]] = lambda kernels, N, *layout: (0,),
+    triton: Callable[..., bool] = lambda *layout: True,
 ) -> CustomOpDef:
     """Register an algorithm as op(tensors, eps, sync, *layout) -> y, mean, var, count, saved, with its backward.
 
     `layout` is the schema of the arguments that describe the kernels. `load` returns the class; it imports Triton only
-    when the op runs.
+    when the op runs. `saved_shape` and `triton` are functions of the layout.
     """
     options = f"float eps, bool sync, {layout}"
     forward = torch.library.custom_op(
         f"mrconv::branch_sum_{name}",
-        lambda *arguments: _forward(load(), *arguments),
+        lambda *arguments: _forward(load(), triton(*arguments[_INPUTS + 2 :]), *arguments),
         mutates_args=(),
-        schema=f"({_TENSORS}, {options}) -> {_FIVE}",
+        schema=f"({_TENSORS}, {options}) -> {_returns(5)}",
     )
     backward = torch.library.custom_op(
         f"mrconv::branch_sum_{name}_backward",
-        lambda *arguments: _backward(load(), *arguments),
+        lambda *arguments: _backward(load(), triton(*arguments[_INPUTS + 7 :]), *arguments),
         mutates_args=(),
-        schema=f"(Tensor grad, {_TENSORS}, {_STATISTICS}, {options}) -> {_FIVE}",
+        schema=f"(Tensor grad, {_TENSORS}, {_STATISTICS}, {options}) -> {_returns(9)}",
     )
 
     @forward.register_fake
-    def _(u, kernels, weight, skip, bias, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
-        shapes = weight.shape, weight.shape, (), saved_shape(kernels, weight, *layout)
+    def _(u, kernels, alpha, gamma, beta, alpha2, gamma2, beta2, skip, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
+        N, C = alpha.shape[0] + (0 if alpha2 is None else alpha2.shape[0]), alpha.shape[1]
+        shapes = (N, C), (N, C), (), saved_shape(kernels, N, *layout)
         return torch.empty_like(u), *(u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes)
 
     @backward.register_fake
-    def _(grad, u, kernels, weight, *rest):  # type: ignore[no-untyped-def]
-        vectors = (weight.new_empty(weight.shape[1]) for _ in range(2))
-        return torch.empty_like(u), *empty_contiguous(kernels, weight), *vectors
+    def _(grad, u, kernels, *rest):  # type: ignore[no-untyped-def]
+        others = (u.new_empty(0) if x is None else empty_contiguous(x)[0] for x in rest[:7])
+        return torch.empty_like(u), *empty_contiguous(kernels), *others
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.options = inputs[6:]
-        ctx.save_for_backward(*inputs[:6], *output[1:])
+        ctx.options = inputs[_INPUTS:]
+        ctx.save_for_backward(*inputs[:_INPUTS], *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # else autograd fills the statistics' gradients with zeros
 
     def vjp(ctx: Any, grad: Any, *_: Any) -> Any:
-        *grads, dskip, dbias = backward(grad, *ctx.saved_tensors, *ctx.options)
-        optional = (g if ctx.needs_input_grad[3 + i] else None for i, g in enumerate((dskip, dbias)))
-        return *grads, *optional, *([None] * (1 + len(ctx.options)))
+        grads = [] if grad is None else backward(grad, *ctx.saved_tensors, *ctx.options)
+        needed = (g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False))
+        return *needed, *([None] * (_INPUTS + len(ctx.options) - len(grads)))
 
     forward.register_autograd(vjp, setup_context=setup)
     return forward
@@ -243,17 +309,28 @@ def _moving_modes() -> type[Computation]:
     return MovingModes
 
 
-def _short_taps(kernels: Tensor, weight: Tensor, sizes: Sequence[int], causal: int) -> tuple[int, int, int]:
+def _short_taps(kernels: Tensor, N: int, sizes: Sequence[int], causal: int) -> tuple[int, int, int]:
     """Return the shape of the tensor saved for short branches; it includes branches that are long for short inputs."""
     return 2, kernels.shape[0], sum(size for size in sizes if size <= SHORT_BRANCH)
 
 
+def _last(*layout: Any) -> bool:
+    return bool(layout[-1])
+
+
 _OPS = {
-    Algorithm.SPECTRAL: _register(Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: SpectralBranches),
+    Algorithm.SPECTRAL: _register(
+        Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: SpectralBranches, triton=_last
+    ),
     Algorithm.TOEPLITZ: _register(Algorithm.TOEPLITZ, "int[] sizes, int causal", _toeplitz, _short_taps),
-    Algorithm.TAPS: _register(Algorithm.TAPS, "int[] lags, int[] sizes, bool triton", lambda: TapBranches),
+    Algorithm.TAPS: _register(
+        Algorithm.TAPS, "int[] lags, int[] sizes, bool triton", lambda: TapBranches, triton=_last
+    ),
     Algorithm.MOVING_SUM: _register(
-        Algorithm.MOVING_SUM, "int[] widths", _moving_sum, lambda kernels, weight, widths: (2, *weight.shape)
+        Algorithm.MOVING_SUM,
+        "float[] factors, int[] widths",
+        _moving_sum,
+        lambda kernels, N, *layout: (2, N, kernels.shape[1]),
     ),
     Algorithm.MOVING_MODES: _register(Algorithm.MOVING_MODES, "int[] widths, int[] periods", _moving_modes),
 }

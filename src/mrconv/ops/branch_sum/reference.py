@@ -22,6 +22,11 @@ def branch_sum_reference(u: Tensor, kernels: Sequence[Taps], normalization: Norm
     mean = (c * mask).sum((1, 3)) / count
     centred = c - mean[:, None, :, None]
     var = (centred.square() * mask).sum((1, 3)) / count
-    y = (n.weight * torch.rsqrt(var + n.eps))[:, None, :, None] * centred
-    y = y.sum(0) + (0 if n.skip is None else n.skip[:, None] * u) + (0 if n.bias is None else n.bias[:, None])
+    alpha = torch.cat([direction.alpha for direction in n.directions])
+    gamma, beta = (
+        torch.cat([default(d.alpha) if (x := d[i]) is None else x.view_as(d.alpha) for d in n.directions])
+        for i, default in ((1, torch.ones_like), (2, torch.zeros_like))
+    )
+    normalised = (gamma * torch.rsqrt(var + n.eps))[:, None, :, None] * centred + beta[:, None, :, None]
+    y = (alpha[:, None, :, None] * normalised).sum(0) + (0 if n.skip is None else n.skip[:, None] * u)
     return BranchSum(y, mean, var, count)

@@ -132,6 +132,8 @@ def _square(spectrum: Tensor) -> Tensor:
 class SpectralBranches:
     """Branches over u (B, C, L) with dense kernels (C, sum of sizes), the first `causal` of them causal."""
 
+    heights = None
+
     def __init__(
         self, u: Tensor, kernels: Tensor, lengths: Tensor | None, sizes: Sequence[int], causal: int, triton: bool
     ) -> None:
@@ -162,12 +164,12 @@ class SpectralBranches:
         return self.engine.kernels(_circular(self.correlation[:, : group.length - delay], group.fft), group.fft).real
 
     def moments(self) -> tuple[Tensor, None]:
-        """Return the sums of c_b and of c_b^2, (2, N, C)."""
+        """Return the sums of c_b and of c_b^2, (1, 2, N, C)."""
         moments = []
         for direction in self.directions:
             sums = [(part.kernels * direction.cumulative[:, : part.length]).sum(-1) for part in direction.parts]
             moments.append(torch.stack([torch.cat(sums), self._energy(direction)]))
-        return torch.cat(moments, 1), None
+        return torch.cat(moments, 1)[None], None
 
     def _energy(self, direction: _Direction) -> Tensor:
         """Return the sum of c_b^2 of one direction's branches, (N, C)."""
@@ -187,10 +189,10 @@ class SpectralBranches:
         return energy
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
-        """Return sum_b scale_b c_b + skip u + shift, as one convolution; overwrites the input's spectrum."""
+        """Return sum_b (scale_b c_b + shift_b) + skip u, as one convolution; overwrites the input's spectrum."""
         y, engine = torch.empty_like(self.u), self.engine
         signals = engine.inverse(engine.scale_(self.spectrum, self._merged(scale, skip)), self.n)
-        engine.output(signals, self.ahead, y, Epilogue(shift))
+        engine.output(signals, self.ahead, y, Epilogue(shift.sum(0)))
         return y
 
     def _merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
@@ -208,8 +210,8 @@ class SpectralBranches:
             k_rep[:, self.ahead] += skip
         return self.engine.kernels(k_rep / self.n, self.n)
 
-    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over batch and time of g c_b, (N, C), of g, (C,), and of g u, (C,)."""
+    def products(self, grad: Tensor) -> Tensor:
+        """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
         engine, line = self.engine, Timeline(grad)
         self.g = engine.spectrum(line, self.n, at=self.ahead)
         dk_rep = engine.taps(engine.cross(self.spectrum, self.g), self.n)[..., : self.ahead + self.behind]
@@ -219,7 +221,8 @@ class SpectralBranches:
             for dk, direction in zip(self.dk, self.directions, strict=True)
             for part in direction.parts
         ]
-        return torch.cat(inner), engine.total(line).sum(1).to(dk_rep.dtype), dk_rep[:, self.ahead]
+        g_sum, g_u = engine.total(line).sum(1).to(dk_rep.dtype), dk_rep[:, self.ahead]
+        return torch.cat([*inner, g_sum[None], g_u[None]])[None]
 
     def _taps_of(self, direction: _Direction, kernel: Tensor) -> Tensor:
         """Return one direction's taps of a kernel at lags -ahead .. behind - 1, in that direction's time."""

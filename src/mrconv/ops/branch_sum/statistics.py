@@ -1,4 +1,4 @@
-"""Batch statistics from sums, in one process or over all processes, and their part of the backward pass."""
+"""Batch statistics from sums, in one process or over all processes."""
 
 from __future__ import annotations
 
@@ -68,29 +68,3 @@ def mean_and_variance(sums: Tensor, count: Tensor | int, sync: bool = False) -> 
         sums, total = packed[:-1].view_as(sums), packed[-1].detach()
     mean, square = (sums / total.clamp(min=1)).unbind(0)
     return BatchStatistics(mean, (square - mean.square()).clamp(min=0), total)
-
-
-def centring_shift(bias: Tensor | None, scale: Tensor, mean: Tensor) -> Tensor:
-    """Return the constant (C,) to add to branches (N, C) that are scaled but not centred: bias - sum scale * mean."""
-    shift = -(scale * mean).sum(0)
-    return shift if bias is None else shift + bias
-
-
-def normalization_backward(
-    inner: Tensor, g_sum: Tensor, weight: Tensor, statistics: BatchStatistics, eps: float, sync: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return dweight and the s, q, a (N, C) of the branches' gradients dc_b = s_b g - a_b - q_b c_b.
-
-    That is the backward of y = sum_b weight_b (c_b - mean_b) / sqrt(var_b + eps) with g the gradient of y. inner_b is
-    the sum of g c_b, (N, C), and g_sum the sum of g, (C,), both of this process.
-    """
-    mean, var, count = statistics
-    rstd, count = torch.rsqrt(var + eps), count.clamp(min=1)
-    dweight = rstd * (inner - mean * g_sum)
-    total, g_total = dweight, g_sum
-    if sync:
-        both = sum_over_processes(torch.cat([dweight, g_sum[None]]))
-        total, g_total = both[:-1], both[-1]
-    s = weight * rstd
-    q = s * rstd * total / count
-    return dweight, s, q, s * g_total / count - q * mean

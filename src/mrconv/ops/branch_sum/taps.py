@@ -23,6 +23,8 @@ from ..tap_conv.shifts import Scratch, add_correlation, add_taps, convolve, corr
 class TapBranches:
     """Branches of taps over u (B, C, L): branch i has the next sizes[i] of the taps, values (C, T) at lags."""
 
+    heights = None
+
     def __init__(
         self, u: Tensor, values: Tensor, lengths: Tensor | None, lags: Sequence[int], sizes: Sequence[int], triton: bool
     ) -> None:
@@ -30,7 +32,7 @@ class TapBranches:
         self.values = values.to(compute_dtype(u, values)).t().contiguous()  # (T, C)
 
     def moments(self) -> tuple[Tensor, None]:
-        """Return the sums of c_b and of c_b^2, (2, N, C)."""
+        """Return partial sums of c_b and of c_b^2, (P, 2, N, C)."""
         u, values, sizes = self.u, self.values, self.sizes
         if self.triton:
             from ..tap_conv import triton_kernels
@@ -43,22 +45,22 @@ class TapBranches:
                 self._mask(add_taps(c.zero_(), x, branch, lags), batch)
                 sums[0, i, channels] += c.sum((0, 2))
                 sums[1, i, channels] += c.square_().sum((0, 2))
-        return sums, None
+        return sums[None], None
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
-        """Return sum_b scale_b c_b + skip u + shift, as one convolution."""
+        """Return sum_b (scale_b c_b + shift_b) + skip u, as one convolution."""
         layout = _layout(tuple(self.lags), tuple(self.sizes), skip is not None)
         taps = self.values * _take(scale, layout.owners)
         if skip is not None:
             taps = torch.cat([taps, skip[None].to(taps.dtype)])
-        return convolve(self.u, _sum_groups(taps, layout.members), layout.lags, shift, self.triton)
+        return convolve(self.u, _sum_groups(taps, layout.members), layout.lags, shift.sum(0), self.triton)
 
-    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over batch and time of g c_b, of g, and of g u."""
+    def products(self, grad: Tensor) -> Tensor:
+        """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
         self.grad, layout = grad, _layout(tuple(self.lags), tuple(self.sizes), True)
         products = correlate(grad, self.u, layout.lags, self.values.dtype, self.triton)
         inner = _sum_groups(self.values * _take(products, layout.positions[:-1]), layout.branches)
-        return inner, products[-1], products[layout.positions[-1]]
+        return torch.cat([inner, products[-1:], products[layout.positions[-1]][None]])[None]
 
     def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the values for dc_b = s_b g - a_b - q_b c_b, a slice at a time."""

@@ -325,6 +325,8 @@ def _plan(sizes: tuple[int, ...], causal: int, blocks: int, limit: int, device: 
 class ToeplitzBranches:
     """Branches over u (B, C, L) with dense kernels (C, sum of sizes), the first `causal` of them causal."""
 
+    heights = None
+
     def __init__(self, u: Tensor, kernels: Tensor, lengths: Tensor | None, sizes: Sequence[int], causal: int) -> None:
         self.B, self.C, self.L = u.shape
         self.u, self.plan = u, plan_for(sizes, causal, self.L, u.device)
@@ -363,13 +365,13 @@ class ToeplitzBranches:
         )  # fmt: skip
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the sums of c_b and of c_b^2, (2, N, C), and the derivatives of the short branches' sums.
+        """Return the sums of c_b and of c_b^2, (1, 2, N, C), and the derivatives of the short branches' sums.
 
         The latter, (2, C, taps), are those of the sums of c_b and of c_b^2 / 2 with respect to the taps.
         """
         with torch.autocast(self.u.device.type, enabled=False):
             sums, derivatives = self._moments()
-        return sums, F.pad(derivatives, (0, self.saved_taps - derivatives.shape[2]))
+        return sums[None], F.pad(derivatives, (0, self.saved_taps - derivatives.shape[2]))
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         sums = self.x.new_empty(2, self.plan.members.shape[1], self.C, dtype=torch.float64)
@@ -386,12 +388,12 @@ class ToeplitzBranches:
         return sums, derivatives
 
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
-        """Return sum_b scale_b c_b + skip u + shift, as one convolution."""
+        """Return sum_b (scale_b c_b + shift_b) + skip u, as one convolution."""
         y, p = torch.empty_like(self.u), self.plan
         out = toeplitz.time_contiguous_empty(self.u, TILE.block)
-        strip = self._strip(p.merged, scale.float().contiguous(), skip).view(self.C, toeplitz.COPIES, -1)
+        strip = self._strip(p.merged, scale, skip).view(self.C, toeplitz.COPIES, -1)
         x = self.x.transpose(0, 1)
-        toeplitz.conv_time_contiguous(x, strip, None, shift.float(), out, self.L, *p.lags, False, TILE)
+        toeplitz.conv_time_contiguous(x, strip, None, shift.sum(0), out, self.L, *p.lags, False, TILE)
         toeplitz.copy_time_contiguous(y, out, False)
         return y
 
@@ -412,17 +414,18 @@ class ToeplitzBranches:
     def _empty_taps(self, count: int) -> Tensor:
         return self.x.new_empty(self.C, count, dtype=torch.float32)
 
-    def products(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over batch and time of g c_b, (N, C), of g, (C,), and of g u, (C,)."""
+    def products(self, grad: Tensor) -> Tensor:
+        """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
         self.g = g = self._time_contiguous(grad.to(self.u.dtype))
         self.cross = self._correlate(g[None], self.plan.cross, self._empty_taps(1 + self.kernels.shape[1]))
         inner = (self.kernels * self.cross[:, :-1]).double() @ self.plan.members
-        return inner.t().float(), g.sum((1, 2), dtype=torch.float32), self.cross[:, -1]
+        g_sum = g.sum((1, 2), dtype=torch.float32)
+        return torch.cat([inner.t(), g_sum[None], self.cross[None, :, -1]])[None]
 
     def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the kernels for dc_b = s_b g - a_b - q_b c_b."""
         with torch.autocast(self.u.device.type, enabled=False):
-            du, dkernels = self._gradients(torch.stack([s, q, a]).float(), skip, saved)
+            du, dkernels = self._gradients(torch.stack([s, q, a]), skip, saved)
         out = torch.empty_like(self.u)
         toeplitz.copy_time_contiguous(out, du.transpose(0, 1), False)
         return out, dkernels

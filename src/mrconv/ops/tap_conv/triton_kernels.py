@@ -191,7 +191,7 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 
 
 def moments(u: Tensor, values: Tensor, lags: Sequence[int], sizes: Sequence[int], lengths: Tensor | None) -> Tensor:
-    """Return the sums of c_b and of c_b^2, (2, N, C), without storing any output; values (T, C)."""
+    """Return partial sums of c_b and of c_b^2, (P, 2, N, C), without storing any output; values (T, C)."""
     grid, (_, C, L), N = tiles(u, TILE_TIME, TILE_CHANNELS), u.shape, len(sizes)
     parts = values.new_empty(grid[0] * grid[2], 2, N, C)
     _moments_kernel[grid](
@@ -199,7 +199,7 @@ def moments(u: Tensor, values: Tensor, lags: Sequence[int], sizes: Sequence[int]
         L, N, *u.stride(),
         MASKED=lengths is not None, WIDE=wide(values.dtype), BL=TILE_TIME, BC=TILE_CHANNELS, UNROLL=UNROLL,
     )  # fmt: skip
-    return parts.sum(0)
+    return parts
 
 
 def correlate(g: Tensor, u: Tensor, lags: Sequence[int], dtype: torch.dtype) -> Tensor:
