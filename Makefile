@@ -11,6 +11,8 @@ TRITON := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 ALL := -m 'slow or not slow'
 # Some CPUs crash in oneDNN's bf16 matrix products; AVX512_CORE is the widest instruction set that does not use them.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
+# Test processes and the commands they start share compiled bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test test-all test-timm test-gpu coverage lint docs demo clean
 

@@ -20,6 +20,17 @@ def pytest_collection_modifyitems(items):
         seen |= values
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Name the parameters in a test's name, so that the line that reports a failure describes the configuration."""
+    if isinstance(val, torch.dtype):
+        return f"{argname}={val}".replace("torch.", "")
+    if isinstance(val, dict):
+        return " ".join(f"{key}={value}" for key, value in val.items())
+    if isinstance(val, bool | int | float | str | None):
+        return f"{argname}={val}"
+    return f"{argname}={val}" if isinstance(val, list | tuple) and len(str(val)) < 60 else None
+
+
 def slow_except(values, *fast, key=None):
     """Return the values, or tuples of values, as parameters; all but `fast`, compared by `key`, are marked slow."""
     parameters, found = [], set()

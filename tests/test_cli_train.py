@@ -19,6 +19,8 @@ from safetensors import SafetensorError
 from mrconv.cli import main
 from mrconv.training.module import NonFiniteError
 
+from .processes import Command
+
 SETTINGS = [
     "task=listops",
     "task_options={train_size: 40, val_size: 10, test_size: 10, min_length: 10, max_length: 60, length: 64}",
@@ -177,10 +179,8 @@ def test_two_processes_stop_together_and_resume(folder):
 
 def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(folder):
     where = [f"out={folder}", f"data_dir={folder / 'data'}", "name=long", "epochs=1000"]
-    command = [sys.executable, "-m", "mrconv", "train", *SETTINGS, *where]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
     for _ in range(2):
-        process = subprocess.Popen(command, **pipes)
+        process = Command("mrconv", "train", *SETTINGS, *where)
         assert process.stdout.readline().startswith("epoch ")
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=100)

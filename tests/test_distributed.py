@@ -6,11 +6,11 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from mrconv import MRConv, SequenceClassifier
 
 from .conftest import randomise
+from .processes import run_processes
 
 SPLIT = 3  # 3 sequences for the first process, 2 for the second
 
@@ -59,7 +59,7 @@ def worker(rank, path, results):
 
 
 def test_two_processes_equal_one_on_the_concatenated_batch(tmp_path):
-    mp.spawn(worker, (tmp_path / "rendezvous", tmp_path), nprocs=2)
+    run_processes(worker, tmp_path / "rendezvous", tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     u, lengths = data()
     for name, module in (("fourier", make("fourier")), ("dilated", make("dilated")), ("model", make_model())):

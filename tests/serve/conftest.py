@@ -1,19 +1,14 @@
 """A real server: `mrconv serve` in a separate process, on a free port of the loopback interface."""
 
-import os
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ..processes import Command
 from .models import save
-
-SOURCE = Path(__file__).parents[2] / "src"
 
 
 class Server:
@@ -40,9 +35,7 @@ class Server:
 @contextmanager
 def serving(folder, *options):
     """Serve a folder while the block runs."""
-    command = [sys.executable, "-m", "mrconv", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = Command("mrconv", "serve", folder, "--port", "0", "--device", "cpu", *options)
     try:
         lines = []
         while not lines or not lines[-1].startswith("http://"):
@@ -53,11 +46,9 @@ def serving(folder, *options):
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
+            process.wait(timeout=30)
+        finally:
             process.kill()
-            process.communicate()
-            raise
 
 
 @pytest.fixture(scope="session")

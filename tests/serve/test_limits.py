@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -22,18 +23,36 @@ from .conftest import serving
 from .models import save, serve
 
 MB = 1_000_000
+SLOW_BODY = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
 
 
-def raw(server, *pieces, pause=0.0):
-    """Send raw bytes; return everything received until the server closes the connection."""
+def raw(server, *pieces):
+    """Send raw bytes, each piece after the server read the one before; return all it sends until it closes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         for piece in pieces:
             connection.sendall(piece)
-            time.sleep(pause)
+            wait_until(lambda: unread_bytes(connection) == 0)
         received = b""
         while more := connection.recv(65536):
             received += more
     return received
+
+
+def unread_bytes(connection):
+    """Return how many bytes of what was sent to a local server the server has not read yet, by Linux's socket table."""
+    ports = [f":{port:04X}" for _, port in (connection.getpeername(), connection.getsockname())]
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        if [local[-5:], remote[-5:]] == ports:
+            return int(queues.split(":")[1], 16)
+    return 0  # the server closed the connection
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not fulfilled within {seconds} s"
+        time.sleep(0.01)
 
 
 def accepts(server):
@@ -82,11 +101,11 @@ def test_connections_of_slow_clients_are_closed(limited_server):
 )
 def test_a_head_that_is_too_long_is_rejected(limited_server, head):
     lines = b"x: y\r\n" * 5000
-    answer = raw(limited_server, head, lines, lines, lines, pause=0.1)
+    answer = raw(limited_server, head, lines, lines, lines)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "the head of a request may have 65,536 bytes"}
     large = b"GET /health HTTP/1.1\r\nconnection: close\r\n" + b"x: y\r\n" * 5000
-    assert raw(limited_server, large, b"x: y\r\n\r\n", pause=0.1).startswith(b"HTTP/1.1 200 ")
+    assert raw(limited_server, large, b"x: y\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_connection_of_a_slow_unread_body_is_closed(limited_server):
@@ -125,7 +144,7 @@ def test_an_unread_body_may_arrive_after_the_answer(limited_server):
         answers = connection.makefile("rb")
         assert answers.readline().startswith(b"HTTP/1.1 200 ")
         connection.sendall(b"x" * 9)
-        time.sleep(1.5)  # longer than the timeout of the body
+        assert raw(limited_server, SLOW_BODY).startswith(b"HTTP/1.1 408 ")  # now the timeout of the body is over
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert answers.read().count(b"HTTP/1.1 200 ") == 1
 
@@ -150,10 +169,9 @@ def test_an_error_of_the_server_is_counted_with_status_500(tmp_path, monkeypatch
 
 def test_a_client_that_disconnects_within_its_body_is_cleaned_up(limited_server):
     before = limited_server.metric("mrconv_requests_total", status="499")
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
     for _ in range(10):
         with socket.create_connection(("127.0.0.1", limited_server.port)) as connection:
-            connection.sendall(head)
+            connection.sendall(SLOW_BODY)
     assert limited_server.reaches("mrconv_requests_in_flight", 1)
     assert limited_server.metric("mrconv_requests_total", status="499") - before == 10
 
@@ -203,10 +221,7 @@ def test_sigterm_answers_pending_requests_and_accepts_no_connection(tmp_path):
         sent.wait()
         assert server.reaches("mrconv_requests_in_flight", requests + 1)
         server.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while accepts(server) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not accepts(server)
+        wait_until(lambda: not accepts(server))
         for client in clients:
             client.join()
         assert len(answers) == requests
@@ -278,17 +293,19 @@ def test_sigterm_closes_a_stream_within_a_long_chunk(tmp_path):
 def test_sigterm_closes_a_stream_with_queued_messages(messages, tmp_path):
     """The second of two messages is read ahead; six exceed the limit."""
     with serving(save("audio", tmp_path), "--timeout", "20") as server, connect(server.socket) as stream:
+        sent = []
 
         def send():
             with suppress(ConnectionClosed):
-                for _ in range(messages):
+                for i in range(messages):
                     stream.send(bytes(10 * MB))
+                    sent.append(i)
 
         client = threading.Thread(target=send)
         client.start()
         while not server.metric("mrconv_stream_positions_total"):
             pass
-        time.sleep(0.5)
+        wait_until(lambda: len(sent) >= 2)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(10)
         assert server.process.stderr.read() == ""  # no task was cancelled

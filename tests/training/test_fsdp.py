@@ -5,13 +5,13 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from pytorch_lightning.strategies import FSDPStrategy
 
 from mrconv import MRConvBlock, SequenceClassifier
 from mrconv.training.checkpoints import AtomicIO
 from mrconv.training.trainer import make_trainer
 
+from ..processes import run_processes
 from .miniature import listops
 
 
@@ -56,7 +56,7 @@ def data():
 
 
 def test_a_model_sharded_over_two_processes_has_the_gradients_of_one(tmp_path):
-    mp.spawn(worker, (tmp_path / "rendezvous", tmp_path), nprocs=2)
+    run_processes(worker, tmp_path / "rendezvous", tmp_path)
     loss, grads = torch.load(tmp_path / "sharded.pt")
     single = model()
     assert abs(step(single, *data()) - loss.item()) < 1e-5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import re
-import subprocess
 import sys
+from multiprocessing.connection import wait
 from types import SimpleNamespace
 
 import torch
@@ -16,17 +16,17 @@ from mrconv._utils.progress_bar import progress_bar
 from mrconv.training import progress
 from mrconv.training.scores import SCORES
 
+from ..processes import Command
+
 CONTROL = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
 SIZES = "{train_size: 40, val_size: 10, test_size: 10, min_length: 10, max_length: 60, length: 64}"
 SETTINGS = ["d_model=8", "depth=2", "kernel_size=2", "batch_size=10", "epochs=2", "accelerator=cpu"]
 EPOCH = r"epoch   \d/2, loss \S+, train \S+%, val \S+%, test \S+%, [\d,]+ examples/s, \d:\d\d:\d\d (left|in total)"
 
 
-def command(folder):
-    return [
-        sys.executable, "-m", "mrconv", "train", *SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}",
-        f"task_options={SIZES}",
-    ]  # fmt: skip
+def train(folder, terminal=None, **environment):
+    settings = [*SETTINGS, f"out={folder}", f"data_dir={folder / 'data'}", f"task_options={SIZES}"]
+    return Command("mrconv", "train", *settings, environment=os.environ | environment, terminal=terminal)
 
 
 def test_time_left_counts_steps_since_the_start_and_speed_excludes_validation(monkeypatch, capsys):
@@ -60,8 +60,8 @@ def test_the_bar_is_shown_until_it_is_complete(monkeypatch, capsys):
 
 def test_a_terminal_shows_a_live_line_and_a_line_for_each_epoch(tmp_path):
     screen, inside = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "200"}
-    process = subprocess.Popen(command(tmp_path), stdin=inside, stdout=inside, stderr=inside, env=environment)
+    process = train(tmp_path, os.ttyname(inside), TERM="xterm", COLUMNS="200")
+    wait([screen, process.sentinel])  # until the command has opened the terminal
     os.close(inside)
     output = "".join(_read(screen))
     assert process.wait() == 0, output
@@ -74,11 +74,12 @@ def test_a_terminal_shows_a_live_line_and_a_line_for_each_epoch(tmp_path):
 
 
 def test_piped_output_has_one_plain_line_for_each_epoch(tmp_path):
-    environment = os.environ | {"FORCE_COLOR": ""}
-    process = subprocess.run(command(tmp_path), capture_output=True, text=True, check=True, env=environment)
-    assert "\x1b" not in process.stdout + process.stderr
-    assert "\r" not in process.stdout + process.stderr
-    lines = [line for line in process.stdout.splitlines() if line.startswith("epoch")]
+    process = train(tmp_path, FORCE_COLOR="")
+    output, error = process.communicate()
+    assert process.returncode == 0, error
+    assert "\x1b" not in output + error
+    assert "\r" not in output + error
+    lines = [line for line in output.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
     assert all(re.fullmatch(EPOCH, line) for line in lines)
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -23,12 +22,12 @@ from mrconv.training.module import NonFiniteError, Training
 from mrconv.training.scores import SCORES
 
 from ..conftest import slow_except
+from ..processes import Command
 from .miniature import listops, stopping_trainer
 
 
 def start_process(folder, epochs=3):
-    command = [sys.executable, "-m", "tests.training.miniature", str(folder), str(epochs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Command("tests.training.miniature", folder, epochs)
 
 
 def weights(folder):
@@ -39,7 +38,7 @@ def weights(folder):
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "uninterrupted"
     process = start_process(folder)
-    assert process.wait() == 0, process.stdout.read()
+    assert process.wait() == 0, process.communicate()
     return folder
 
 
@@ -55,7 +54,7 @@ def test_a_killed_run_resumes_bit_for_bit(sent, uninterrupted):
     process.stdout.close()
     assert not (folder / "result.json").exists()
     resumed = start_process(folder)
-    assert resumed.wait() == 0, resumed.stdout.read()
+    assert resumed.wait() == 0, resumed.communicate()
     expected, actual = weights(uninterrupted), weights(folder)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
     tables = [list(csv.DictReader((each / "metrics.csv").open())) for each in (uninterrupted, folder)]
