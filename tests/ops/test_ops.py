@@ -147,6 +147,21 @@ def test_synthesis_equals_sum_of_cosines(lengths, modes):
     )
 
 
+@pytest.mark.parametrize(("lengths", "T"), [((1, 2, 3), 1), ((8, 9, 33), 5), ((16,), 16)])
+def test_synthesis_with_taps_equals_its_reference(lengths, T):
+    index = torch.stack([torch.randperm(n)[:T] for n in lengths])
+    scales = [0.5 + n for n in lengths]
+    assert_same(
+        lambda x, taps, weights: torch.cat(ops.synthesize_with_taps(x, taps, index, weights, lengths, scales), 1),
+        lambda x, taps, weights: torch.cat(
+            ops.synthesize_with_taps_reference(x, taps, index, weights, lengths, scales), 1
+        ),
+        double(len(lengths), 4, 3, 2),
+        double(len(lengths), 4, T),
+        double(2, len(lengths), 4),
+    )
+
+
 @pytest.mark.parametrize("n", [*range(1, 200), 1021, 4099, 16001, 100_003])
 def test_fast_length_is_even_smooth_and_enough(n):
     m = ops.fast_length(n)
@@ -181,6 +196,10 @@ OPCHECKS = {
     "branch_sum_spectral": lambda: (*branch_sum_tensors(learned(3, 9), 3), [2, 4, 3], 2, False),
     "branch_sum_taps": lambda: (*branch_sum_tensors(learned(3, 3), 2), [0, 1, -4], [1, 2], False),
     "synthesize": lambda: (learned(2, 3, 4, 2), [6, 12], [1.0, 2.0], False),
+    "synthesize_with_taps": lambda: (
+        *(learned(2, 3, 4, 2), learned(2, 3, 2), learned(2, 2, 3), torch.tensor([[0, 5], [11, 3]])),
+        *([6, 12], [1.0, 2.0], False),
+    ),
 }
 
 

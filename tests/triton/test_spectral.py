@@ -70,6 +70,23 @@ def test_synthesize(lengths, M):
     )
 
 
+@pytest.mark.parametrize(("lengths", "M", "T"), [((2, 70, 3), 3, 2), ((100, 65, 130), 40, 65)])
+def test_synthesize_with_taps(lengths, M, T):
+    scales, index = [0.5, 1.0, 3.0], torch.stack([torch.randperm(n)[:T] for n in lengths])
+    assert_same(
+        lambda *x: torch.cat(synthesize_with_taps(ops.synthesize_with_taps, x, index, lengths, scales, "triton"), 1),
+        lambda *x: torch.cat(synthesize_with_taps(ops.synthesize_with_taps_reference, x, index, lengths, scales), 1),
+        double(3, 20, M, 2),
+        double(3, 20, T),
+        double(2, 3, 20),
+    )
+
+
+def synthesize_with_taps(f, tensors, index, *options):
+    modes, taps, weights = tensors
+    return f(modes, taps, index.to(modes.device), weights, *options)
+
+
 def test_ops_are_registered_correctly():
     u, kernel = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3, 9), (3, 7)))
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
@@ -78,5 +95,8 @@ def test_ops_are_registered_correctly():
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
     modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)
+    taps, weights, index = torch.randn(2, 3, 1), torch.randn(2, 2, 3), torch.tensor([[5], [0]])
+    arguments = (modes, *(x.to(DEVICE).requires_grad_() for x in (taps, weights)), index.to(DEVICE), [6, 9], [1.0, 2.0])
+    torch.library.opcheck(torch.ops.mrconv.synthesize_with_taps.default, (*arguments, True), test_utils=checks)
     arguments = (u, kernel, weight, *[None] * 5, skip, None, 1e-5, False, [3, 4], 1, True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum_spectral.default, arguments, test_utils=checks)

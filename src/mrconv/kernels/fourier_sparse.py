@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..ops import synthesize_with_taps
 from .fourier import FourierKernel
 from .protocol import Kernel, register_kernel
 from .sparse import SparseKernel
@@ -32,12 +32,7 @@ class FourierSparseKernel(Kernel):
 
     def forward(self, rate: float = 1.0, delay: float = 0.0) -> list[Tensor]:
         """Return the weighted sums, dense."""
-        sizes = self.lengths
-        smooth = torch.cat([k.expand(-1, n) for k, n in zip(self.fourier(), sizes, strict=True)], 1)
-        offsets = [0, *itertools.accumulate(sizes)][:-1]
-        index = torch.cat([at + offset for at, offset in zip(self.sparse.index.unbind(0), offsets, strict=True)])
-        smooth_weight, sparse_weight = self.beta.to(smooth.dtype).unbind(0)
-        taps = (self.sparse.taps.to(smooth.dtype) * sparse_weight[..., None]).transpose(0, 1).flatten(1)
-        weights = zip(smooth_weight.unbind(0), sizes, strict=True)
-        per_tap = torch.cat([weight[:, None].expand(-1, size) for weight, size in weights], 1)
-        return list((smooth * per_tap).index_add(1, index, taps).split(sizes, 1))
+        scales = [n**0.5 for n in self.lengths]
+        return synthesize_with_taps(
+            self.fourier.modes, self.sparse.taps, self.sparse.index, self.beta, self.lengths, scales
+        )

@@ -12,8 +12,8 @@ from .fft_conv.reference import fft_conv_reference
 from .fft_conv.spectra import fast_length
 from .kernel_taps import densify, merge
 from .select import Algorithm, BranchShape, Selection, select_branch_sum, select_conv
-from .synthesis.op import synthesize
-from .synthesis.reference import synthesize_reference
+from .synthesis.op import synthesize, synthesize_with_taps
+from .synthesis.reference import synthesize_reference, synthesize_with_taps_reference
 from .tap_conv.op import tap_conv
 from .tap_conv.reference import tap_conv_reference
 from .toeplitz_conv.op import toeplitz_conv
@@ -48,6 +48,8 @@ __all__ = [
     "select_conv",
     "synthesize",
     "synthesize_reference",
+    "synthesize_with_taps",
+    "synthesize_with_taps_reference",
     "tap_conv",
     "tap_conv_reference",
     "toeplitz_conv",

@@ -1,4 +1,4 @@
-"""Reference of `synthesize`."""
+"""References of `synthesize` and `synthesize_with_taps`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from torch import Tensor
 def synthesize_reference(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> list[Tensor]:
     """Compute `synthesize` as plain sums of cosines and sines."""
     return [scale * _sum_of_modes(branch, n) for branch, n, scale in zip(modes, lengths, scales, strict=True)]
+
+
+def synthesize_with_taps_reference(
+    modes: Tensor, taps: Tensor, index: Tensor, weights: Tensor, lengths: Sequence[int], scales: Sequence[float]
+) -> list[Tensor]:
+    """Compute `synthesize_with_taps` resolution by resolution."""
+    smooth = synthesize_reference(modes, lengths, scales)
+    branches = zip(smooth, taps, index, *weights, strict=True)
+    return [(a[:, None] * k).index_add(1, at, b[:, None] * values) for k, values, at, a, b in branches]
 
 
 def _sum_of_modes(modes: Tensor, n: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels of `synthesize`: all resolutions at once, as sums of cosines and sines."""
+"""Triton kernels of `synthesize` and `synthesize_with_taps`: all resolutions at once, as sums of cosines and sines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import triton
 from .._common import constants
 from .._triton import int32_constants, wide
 
-TAPS, CHANNELS, MODES = 64, 32, 4  # per program
+TAPS, CHANNELS, MODES, WEIGHTED = 64, 32, 4, 16  # taps, channels and modes per program or step
 
 
 @triton.jit
@@ -30,8 +30,10 @@ def _mode(t, m, n, M, scale, WIDE: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit
 def _synthesize_kernel(  # type: ignore[no-untyped-def]
-    modes, lengths, starts, scales, out, C, M, total, WIDE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr
-):
+    modes, lengths, starts, scales, values, index, weights, out, C, M, T, total,
+    MIXED: tl.constexpr, WIDE: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Store some taps of one resolution; if MIXED, weighted and added to T weighted values at positions `index`."""
     i = tl.program_id(2)
     n = tl.load(lengths + i).to(tl.int64)
     t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
@@ -43,6 +45,12 @@ def _synthesize_kernel(  # type: ignore[no-untyped-def]
         at = modes + ((i * C + c) * M + m) * 2
         real, imaginary = tl.load(at, c < C, 0.0).to(WIDE), tl.load(at + 1, c < C, 0.0).to(WIDE)
         taps += real[:, None] * cos[None, :] + imaginary[:, None] * sin[None, :]
+    if MIXED:
+        taps *= tl.load(weights + i * C + c, c < C, 0.0).to(WIDE)[:, None]
+        weight = tl.load(weights + (tl.num_programs(2) + i) * C + c, c < C, 0.0).to(WIDE)
+        for k in range(tl.where(tl.program_id(0) * BT < n, T, 0)):
+            value = weight * tl.load(values + (i * C + c) * T + k, c < C, 0.0).to(WIDE)
+            taps += tl.where((t == tl.load(index + i * T + k))[None, :], value[:, None], 0.0)
     at = out + c[:, None] * total + (tl.load(starts + i) + t)[None, :]
     tl.store(at, taps, (c < C)[:, None] & (t < n)[None, :])
 
@@ -71,13 +79,52 @@ def _analyse_kernel(  # type: ignore[no-untyped-def]
     tl.store(at + 1, tl.sum(imaginary, 2), inside)
 
 
-def synthesize(modes: Tensor, lengths: Sequence[int], scales: Sequence[float]) -> Tensor:
-    """Return the kernels (C, sum of lengths) of modes (N, C, M, 2), concatenated."""
+@triton.jit
+def _weight_kernel(  # type: ignore[no-untyped-def]
+    grad, dmodes, modes, taps, weights, index, starts, dtaps, dweights, C, M, T, total,
+    WIDE: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Weight the modes' gradient in place; store the gradients of the scattered taps and of both weights."""
+    i = tl.program_id(1)
+    N = tl.num_programs(1)
+    c = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
+    k = tl.arange(0, BT)
+    real = (c < C)[:, None]
+    smooth = tl.load(weights + i * C + c, c < C, 0.0)[:, None]
+    sparse = tl.load(weights + (N + i) * C + c, c < C, 0.0)[:, None]
+    product = tl.zeros([BC, BT], WIDE)
+    for start in range(0, 2 * M, BT):
+        at = (i * C + c)[:, None] * (2 * M) + (start + k)[None, :]
+        inside = real & (start + k < 2 * M)[None, :]
+        g = tl.load(dmodes + at, inside, 0.0)
+        product += g * tl.load(modes + at, inside, 0.0)
+        tl.store(dmodes + at, smooth * g, inside)
+    tl.store(dweights + i * C + c, tl.sum(product, 1), c < C)
+    product = tl.zeros([BC, BT], WIDE)
+    for start in range(0, T, BT):
+        position = tl.load(starts + i) + tl.load(index + i * T + start + k, start + k < T, 0)
+        inside = real & (start + k < T)[None, :]
+        at = (i * C + c)[:, None] * T + (start + k)[None, :]
+        g = tl.load(grad + c[:, None] * total + position[None, :], inside, 0.0)
+        product += g * tl.load(taps + at, inside, 0.0)
+        tl.store(dtaps + at, sparse * g, inside)
+    tl.store(dweights + (N + i) * C + c, tl.sum(product, 1), c < C)
+
+
+def synthesize(
+    modes: Tensor, lengths: Sequence[int], scales: Sequence[float], mix: tuple[Tensor, Tensor, Tensor] | None = None
+) -> Tensor:
+    """Return the kernels (C, sum of lengths) of modes (N, C, M, 2), concatenated.
+
+    With `mix`, taps (N, C, T), index (N, T) and weights (2, N, C), they are those of `synthesize_with_taps`.
+    """
     N, C, M, _ = modes.shape
+    taps, index, weights = mix or (modes, modes, modes)
     out = torch.empty(C, sum(lengths), dtype=modes.dtype, device=modes.device)
     _synthesize_kernel[triton.cdiv(max(lengths), TAPS), triton.cdiv(C, CHANNELS), N](
         modes, int32_constants(lengths, modes), int32_constants(list(accumulate(lengths, initial=0)), modes),
-        constants(scales, modes, torch.float64), out, C, M, sum(lengths), WIDE=wide(modes.dtype), BT=TAPS, BC=CHANNELS,
+        constants(scales, modes, torch.float64), taps, index, weights, out, C, M, taps.shape[2], sum(lengths),
+        MIXED=mix is not None, WIDE=wide(modes.dtype), BT=TAPS, BC=CHANNELS,
     )  # fmt: skip
     return out
 
@@ -92,3 +139,19 @@ def analyse(grad: Tensor, lengths: Sequence[int], scales: Sequence[float], shape
         WIDE=wide(grad.dtype), BT=TAPS, BC=CHANNELS, BM=MODES,
     )  # fmt: skip
     return out
+
+
+def weight(
+    grad: Tensor, dmodes: Tensor, parameters: Sequence[Tensor], index: Tensor, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the parameters modes, taps and weights.
+
+    They follow from those of the kernels and of the unweighted modes; the latter, `dmodes`, is weighted in place.
+    """
+    modes, taps, weights = parameters
+    (N, C, T), dtaps, dweights = taps.shape, torch.empty_like(taps), torch.empty_like(weights)
+    _weight_kernel[triton.cdiv(C, WEIGHTED), N](
+        grad, dmodes, modes, taps, weights, index, int32_constants(list(accumulate(lengths, initial=0)), grad),
+        dtaps, dweights, C, modes.shape[2], T, grad.shape[1], WIDE=wide(modes.dtype), BC=WEIGHTED, BT=TAPS,
+    )  # fmt: skip
+    return dmodes, dtaps, dweights
