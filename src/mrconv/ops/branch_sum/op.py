@@ -27,9 +27,6 @@ from .taps import TapBranches
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
-SHORT_BRANCH = 128
-"""The largest number of taps of a branch that the Toeplitz algorithm treats as short."""
-
 
 @dataclass(frozen=True)
 class Normalization:
@@ -138,7 +135,9 @@ def _pack(kernels: Kernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor,
     causal = next((i for i, kernel in enumerate(kernels) if kernel.lags and kernel.lags[0] < 0), len(kernels))
     dense = [_dense(kernel, anticausal=i >= causal) for i, kernel in enumerate(kernels)]
     layout = [kernel.shape[1] for kernel in dense], causal
-    return torch.cat(dense, 1), (*layout, triton) if algorithm is Algorithm.SPECTRAL else layout
+    if algorithm is Algorithm.TOEPLITZ:
+        return torch.cat(dense, 1).float(), layout
+    return torch.cat(dense, 1), (*layout, triton)
 
 
 def _dense(kernel: Taps, anticausal: bool) -> Tensor:
@@ -243,13 +242,13 @@ def _register(
     name: str,
     layout: str,
     load: Callable[[], type[Computation]],
-    saved_shape: Callable[..., tuple[int, ...]] = lambda kernels, N, *layout: (0,),
+    saved_shape: Callable[..., tuple[int, ...]] = lambda u, kernels, N, *layout: (0,),
     triton: Callable[..., bool] = lambda *layout: True,
 ) -> CustomOpDef:
     """Register an algorithm as op(tensors, eps, sync, *layout) -> y, mean, var, count, saved, with its backward.
 
     `layout` is the schema of the arguments that describe the kernels. `load` returns the class; it imports Triton only
-    when the op runs. `saved_shape` and `triton` are functions of the layout.
+    when the op runs. `saved_shape` is a function of u, the kernels, N and the layout, `triton` of the layout.
     """
     options = f"float eps, bool sync, {layout}"
     forward = torch.library.custom_op(
@@ -268,7 +267,7 @@ def _register(
     @forward.register_fake
     def _(u, kernels, alpha, gamma, beta, alpha2, gamma2, beta2, skip, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
         N, C = alpha.shape[0] + (0 if alpha2 is None else alpha2.shape[0]), alpha.shape[1]
-        shapes = (N, C), (N, C), (), saved_shape(kernels, N, *layout)
+        shapes = (N, C), (N, C), (), saved_shape(u, kernels, N, *layout)
         return torch.empty_like(u), *(u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes)
 
     @backward.register_fake
@@ -309,9 +308,10 @@ def _moving_modes() -> type[Computation]:
     return MovingModes
 
 
-def _short_taps(kernels: Tensor, N: int, sizes: Sequence[int], causal: int) -> tuple[int, int, int]:
-    """Return the shape of the tensor saved for short branches; it includes branches that are long for short inputs."""
-    return 2, kernels.shape[0], sum(size for size in sizes if size <= SHORT_BRANCH)
+def _toeplitz_saved(u: Tensor, kernels: Tensor, N: int, sizes: Sequence[int], causal: int) -> tuple[int]:
+    from .toeplitz_triton import saved_numbers
+
+    return (sum(saved_numbers(u, sizes)),)
 
 
 def _last(*layout: Any) -> bool:
@@ -322,7 +322,7 @@ _OPS = {
     Algorithm.SPECTRAL: _register(
         Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: SpectralBranches, triton=_last
     ),
-    Algorithm.TOEPLITZ: _register(Algorithm.TOEPLITZ, "int[] sizes, int causal", _toeplitz, _short_taps),
+    Algorithm.TOEPLITZ: _register(Algorithm.TOEPLITZ, "int[] sizes, int causal", _toeplitz, _toeplitz_saved),
     Algorithm.TAPS: _register(
         Algorithm.TAPS, "int[] lags, int[] sizes, bool triton", lambda: TapBranches, triton=_last
     ),
@@ -330,7 +330,7 @@ _OPS = {
         Algorithm.MOVING_SUM,
         "float[] factors, int[] widths",
         _moving_sum,
-        lambda kernels, N, *layout: (2, N, kernels.shape[1]),
+        lambda u, kernels, N, *layout: (2, N, kernels.shape[1]),
     ),
     Algorithm.MOVING_MODES: _register(Algorithm.MOVING_MODES, "int[] widths, int[] periods", _moving_modes),
 }

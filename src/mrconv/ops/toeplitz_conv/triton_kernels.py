@@ -96,14 +96,16 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def time_blocks(tile, padded_batch, B, blocks, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return each line's time block and sequence, whether the line exists, and the tile's first and last block."""
-    index = tile * BLOCKS + tl.arange(0, BLOCKS)
-    block = index // padded_batch
-    b = index % padded_batch
-    earliest = tile * BLOCKS // padded_batch
-    latest = tl.minimum((tile * BLOCKS + BLOCKS - 1) // padded_batch, blocks - 1)
-    return block, b, (b < B) & (block < blocks), earliest, latest
+def time_blocks(tile, B, blocks, tiles, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return each line's time block and sequence, whether the line exists, and the tile's first and last block.
+
+    If the lines do not fill all tiles, the first tile, which has the least work in a causal convolution, lacks some.
+    """
+    begin = tile * BLOCKS - (tiles * BLOCKS - B * blocks)
+    index = begin + tl.arange(0, BLOCKS)
+    real = index >= 0
+    index = tl.maximum(index, 0)
+    return index // B, index % B, real, tl.maximum(begin, 0) // B, (begin + BLOCKS - 1) // B
 
 
 @triton.jit
@@ -136,16 +138,16 @@ def add_products(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit(do_not_specialize=["B", "padded_batch", "blocks", "tiles", "chunks", "begin", "end", "origin", "units"])
+@triton.jit(do_not_specialize=["B", "blocks", "tiles", "chunks", "begin", "end", "origin", "units"])
 def _conv_kernel(  # type: ignore[no-untyped-def]
-    x, strip, scale, bias, y, B, padded_batch, blocks, tiles, chunks, begin, end, origin, units, x_b, x_c, y_b, y_c,
+    x, strip, scale, bias, y, B, blocks, tiles, chunks, begin, end, origin, units, x_b, x_c, y_b, y_c,
     SCALED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCKS time blocks of one channel, BLOCK positions each; x is chunks * CHUNK long."""
     c = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tiles - 1 - tl.program_id(0) % tiles  # the latest blocks have the most work: start them first
-    block, b, real, earliest, latest = time_blocks(tile, padded_batch, B, blocks, BLOCKS)
+    block, b, real, earliest, latest = time_blocks(tile, B, blocks, tiles, BLOCKS)
     here = x + c * x_c + (b.to(tl.int64) * x_b)[:, None]
     total = add_products(
         tl.zeros([BLOCKS, BLOCK], tl.float32), here, strip + c * (COPIES * units * 16), units * 16, origin * 16,
@@ -165,17 +167,15 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
 class Grid(NamedTuple):
     """The division of the time blocks of x (B, C, time), with L valid positions, into tiles."""
 
-    padded_batch: int  # lines of a tile per time block
     blocks: int
     tiles: int
     chunks: int
 
 
 def grid_of(B: int, L: int, tile: Tile) -> Grid:
-    """Return the grid; pads the batch, if that wastes few lines, so that tiles hold whole time blocks."""
-    blocks, padded = triton.cdiv(L, tile.block), triton.next_power_of_2(B)
-    padded_batch = padded if padded <= tile.blocks and 3 * padded <= 4 * B else B
-    return Grid(padded_batch, blocks, triton.cdiv(padded_batch * blocks, tile.blocks), triton.cdiv(L, tile.chunk))
+    """Return the grid: the lines of a tile are the first time block of all sequences, then the second one, ..."""
+    blocks = triton.cdiv(L, tile.block)
+    return Grid(blocks, triton.cdiv(B * blocks, tile.blocks), triton.cdiv(L, tile.chunk))
 
 
 def product_options(dtype: torch.dtype, tile: Tile) -> dict[str, int | str | bool]:

@@ -1,0 +1,152 @@
+"""Constants of the Toeplitz algorithm for a set of branches: strips, correlations and tables, on a device.
+
+A branch is short up to SHORT_BRANCH taps, else long. Triton kernels read the tables, of int32 numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+from ..toeplitz_conv.triton_kernels import Tile, margins, reached
+
+SHORT_BRANCH = 128
+"""The largest number of taps of a branch whose statistics and gradients need no outputs."""
+TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the fastest of those tried on an H200
+SQUARE = 64  # positions along each side of the products that are summed along diagonals
+
+
+@triton.jit
+def group(groups, n):  # type: ignore[no-untyped-def]
+    """Return the first lag, the width and the start of strip n, and the range of chunks that it reaches."""
+    at = groups + 7 * n
+    return (
+        tl.load(at + 2) * 16, tl.load(at + 3) * 16, tl.load(at + 4).to(tl.int64) * 16, tl.load(at + 5), tl.load(at + 6),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Strips of sums of branches and the total width of all strips."""
+
+    groups: Tensor  # (groups, 7): first branch, number of branches; first lag, width, start; first and last chunk
+    width: int
+    reverse: bool
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """Distances of squares whose products give the correlations of the input with several signals."""
+
+    pairs: Tensor  # (pairs, 3): signal, distance of squares, position of the result; the largest sums first
+    table: Tensor  # (signals, 3): position of the first result, the first and the last distance
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Constants of the branches."""
+
+    branches: Tensor  # (N, 5): first tap, number of taps, 1 if anticausal, index among the long branches or -1,
+    #                          first tap among the short branches
+    directions: int
+    first: int  # direction 0: 0 if causal, 1 if anticausal
+    longest: int  # number of taps
+    long: tuple[int, ...]
+    short_taps: int
+    short: Tensor  # (directions, branches): the short branches of each direction, padded with -1
+    edge: int  # the taps of the longest short branch, padded to a power of 2; 0 if there are none
+    each: Strips  # of each long branch
+    merged: Strips  # of the sum of all branches
+    back: Strips  # of the sum of all branches and of each long branch, reversed
+    energy: Strips  # of an even kernel, rounded, and of its rounding error
+    lags: tuple[int, int]  # of the merged kernel, lowest and highest
+    cross: Correlations  # of the input with the output's gradient, at all lags
+    own: Correlations  # of the input with each long branch's outputs, at the branch's lags
+    auto: Correlations  # of the input with itself, at the lags of short branches
+
+
+def is_long(size: int) -> bool:
+    """Return whether a branch of this many taps is long."""
+    return size > SHORT_BRANCH
+
+
+def _strips(kernels: Sequence[tuple[int, int, int, int]], device: torch.device, reverse: bool = False) -> Strips:
+    """Return strips for groups (first branch, number of branches, lowest lag, highest lag)."""
+    numbers, width = [], 0
+    for first, count, low, high in kernels:
+        low, high = (-high, -low) if reverse else (low, high)
+        start, units = margins(low, high, TILE)
+        numbers.append((first, count, start, units, width, *reached(low, high, TILE)))
+        width += units
+    return Strips(_table(numbers, 7, device), width * 16, reverse)
+
+
+def _correlations(lags: Sequence[tuple[int, int]], squares: int, device: torch.device) -> Correlations:
+    """Return the correlations at lags (lowest, highest) of each signal, for inputs of so many squares."""
+    pairs: list[tuple[int, int, int]] = []
+    table = []
+    for n, (low, high) in enumerate(lags):
+        first, last = max(low // SQUARE, 1 - squares), min(-(-high // SQUARE), squares - 1)
+        table.append((len(pairs), first, last))
+        pairs += [(n, d, len(pairs) + d - first) for d in range(first, last + 1)]
+    return Correlations(_table(sorted(pairs, key=lambda pair: abs(pair[1])), 3, device), _table(table, 3, device))
+
+
+def _table(numbers: Sequence[Sequence[int]], columns: int, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=device).reshape(len(numbers), columns)
+
+
+def plan_for(sizes: Sequence[int], causal: int, L: int, device: torch.device) -> Plan:
+    """Return the plan for branches of these sizes, the first `causal` of them causal, and inputs of length L.
+
+    Many lengths share a plan.
+    """
+    blocks = min(triton.cdiv(L, TILE.block), triton.cdiv(max(sizes), TILE.block) + 1)
+    return _plan(tuple(sizes), causal, blocks, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(sizes: tuple[int, ...], causal: int, blocks: int, device: torch.device) -> Plan:
+    N, starts, reach = len(sizes), [0, *itertools.accumulate(sizes)], blocks * TILE.block
+    lags = [(-min(size, reach), -1) if n >= causal else (0, min(size, reach) - 1) for n, size in enumerate(sizes)]
+    lags = [pair if size else (0, 0) for pair, size in zip(lags, sizes, strict=True)]
+    ends = min(0, *(low for low, _ in lags)), max(0, *(high for _, high in lags))
+    long = tuple(n for n, size in enumerate(sizes) if is_long(size))
+    few = [size if size <= SHORT_BRANCH else 0 for size in sizes]
+    first, directions = int(causal == 0), 1 + (0 < causal < N)
+    table = [
+        (starts[n], sizes[n], int(n >= causal), long.index(n) if n in long else -1, sum(few[:n])) for n in range(N)
+    ]
+    short = [[n for n in range(N) if few[n] and table[n][2] == first + direction] for direction in range(directions)]
+    most = max(map(len, short))
+    edge = max(16, triton.next_power_of_2(max(few))) if most else 0
+    each = [(n, 1, *lags[n]) for n in long]
+    with torch.inference_mode(False):
+        return Plan(
+            branches=_table(table, 5, device),
+            directions=directions,
+            first=first,
+            longest=max(sizes),
+            long=long,
+            short_taps=sum(few),
+            short=_table([each + [-1] * (most - len(each)) for each in short], most, device)
+            if most
+            else _table([], 1, device),
+            edge=edge,
+            each=_strips(each, device),
+            merged=_strips([(0, N, *ends)], device),
+            back=_strips([(0, N, *ends), *each], device, True),
+            energy=_strips([(0, 0, 1 - edge, edge - 1)] * 2 if edge else [], device),
+            lags=ends,
+            cross=_correlations([ends], reach // SQUARE, device),
+            own=_correlations([lags[n] for n in long], reach // SQUARE, device),
+            auto=_correlations([(0, edge - 1)] if edge else [], reach // SQUARE, device),
+        )

@@ -1,0 +1,281 @@
+"""Sums of the Toeplitz algorithm that belong to taps: of their inputs, correlations, gradients; by Triton.
+
+A correlation of the input u with a signal g is made of squares of time: for squares p and p + d, the sum over p and all
+sequences of u[p, i] g[p + d, j] is a matrix whose diagonal j - i = e belongs to lag d SQUARE + e.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+from .._common import INTERPRETED
+from .toeplitz_plan import SQUARE, Correlations, Plan
+
+CORRELATE = {"LINES": 64, "STAGES": 3, "num_warps": 4}  # lines: pairs of a sequence and a square
+TAP_BLOCK = 1024  # taps at a time
+SUMS = {"BB": 8, "BL": 256}  # sequences and positions at a time
+
+
+@triton.jit
+def edge_offsets(lengths, c, b, n, B, L, units, anticausal, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the offsets in x (C, B, time) of values n next to an edge of sequences b, and which of them exist.
+
+    `anticausal` is 0 for the end of the sequences, 1 for their start.
+    """
+    length = tl.load(lengths + b, b < B, 0).to(tl.int32)[:, None] if MASKED else L
+    t = tl.where(anticausal != 0, n[None, :], length - n[None, :])
+    return (c * B + b)[:, None] * units * 16 + t, (b < B)[:, None] & (t >= 0) & (t < length)
+
+
+@triton.jit(do_not_specialize=["B", "L", "units", "first", "taps"])
+def _input_sums_kernel(  # type: ignore[no-untyped-def]
+    x, lengths, out, B, L, units, first, taps, MASKED: tl.constexpr, BB: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Store the sums over batch and time of the inputs that each tap multiplies, for one channel and direction."""
+    c = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BL)
+    total = tl.zeros([BB, BL], tl.float32)
+    for start in range(0, B, BB):
+        b = start + tl.arange(0, BB)
+        for t in range(0, L, BL):
+            inside = (b < B)[:, None] & (t + i < L)[None, :]
+            total += tl.load(x + ((c * B + b) * units * 16)[:, None] + (t + i)[None, :], inside, 0.0).to(tl.float32)
+    rest = tl.sum(tl.sum(total, 1), 0)
+    out += (c * tl.num_programs(1) + tl.program_id(1)) * taps
+    for j in range(0, taps, BL):
+        total = tl.zeros([BB, BL], tl.float32)
+        for start in range(0, B, BB):
+            b = start + tl.arange(0, BB)
+            at, inside = edge_offsets(lengths, c, b, j + i, B, L, units, first + tl.program_id(1), MASKED)
+            total += tl.load(x + at, inside, 0.0).to(tl.float32)
+        beyond = tl.sum(total, 0)
+        tl.store(out + j + i, rest - tl.cumsum(beyond, 0), j + i < taps)
+        rest -= tl.sum(beyond, 0)
+
+
+@triton.jit(do_not_specialize=["C", "B", "L", "taps", "directions", "first", "longest"])
+def _means_kernel(  # type: ignore[no-untyped-def]
+    kernels, inputs, lengths, branches, groups, out, C, B, L, taps, directions, first, longest,
+    MASKED: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Store the mean of one long branch in one channel."""
+    c = tl.program_id(0).to(tl.int64)
+    n = tl.load(groups + 7 * tl.program_id(1))
+    count = (B * L).to(tl.float32)
+    if MASKED:
+        ends = tl.zeros([BL], tl.float32)
+        for start in range(0, B, BL):
+            b = start + tl.arange(0, BL)
+            ends += tl.load(lengths + b, b < B, 0).to(tl.float32)
+        count = tl.maximum(tl.sum(ends, 0), 1.0)
+    total = tl.zeros([BL], tl.float32)
+    size = tl.load(branches + 5 * n + 1)
+    inputs += (c * directions + tl.load(branches + 5 * n + 2) - first) * longest
+    kernels += c * taps + tl.load(branches + 5 * n)
+    for start in range(0, size, BL):
+        j = start + tl.arange(0, BL)
+        total += tl.load(kernels + j, j < size, 0.0).to(tl.float32) * tl.load(inputs + j, j < size, 0.0)
+    tl.store(out + tl.program_id(1) * C + c, tl.sum(total, 0) / count)
+
+
+@triton.jit(do_not_specialize=["C", "B", "time", "squares", "pairs"])
+def _correlate_kernel(  # type: ignore[no-untyped-def]
+    x, signals, which, out, C, B, time, squares, pairs,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the sums along the diagonals of the products of squares, for a channel, a signal and a distance."""
+    c = (tl.program_id(0) // pairs).to(tl.int64)
+    which += 3 * (tl.program_id(0) % pairs)
+    n = tl.load(which)
+    d = tl.load(which + 1)
+    i = tl.arange(0, BLOCK)
+    mine = x + c * B * time * 16
+    there = signals + (c + n * C) * B * time * 16 + d * BLOCK
+    lines = (squares - tl.abs(d)) * B
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for k in tl.range(0, tl.cdiv(lines, LINES), num_stages=STAGES):
+        line = k * LINES + tl.arange(0, LINES)
+        at = (line % B).to(tl.int64) * time * 16 + (tl.maximum(0, -d) + line // B) * BLOCK
+        v = tl.load(mine + at[:, None] + i[None, :], (line < lines)[:, None], 0.0)
+        w = tl.load(there + at[:, None] + i[None, :], (line < lines)[:, None], 0.0)
+        if WIDE:
+            v, w = v.to(tl.float32), w.to(tl.float32)
+        total = tl.dot(tl.trans(v), w, total, input_precision=PRECISION)
+    column = i[:, None] + i[None, :]
+    turned = tl.gather(total, column % BLOCK, 1)  # column e holds the diagonals e and e - BLOCK
+    out += (c * pairs + tl.load(which + 2)) * 2 * BLOCK + i
+    tl.store(out, tl.sum(tl.where(column < BLOCK, 0.0, turned), 0))
+    tl.store(out + BLOCK, tl.sum(tl.where(column < BLOCK, turned, 0.0), 0))
+
+
+@triton.jit
+def correlation(diagonals, table, lag, inside, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the correlations of a signal at some lags: sums of two diagonals each."""
+    first = tl.load(table + 1)
+    last = tl.load(table + 2)
+    e = lag & (BLOCK - 1)
+    d = (lag - e) // BLOCK
+    at = diagonals + (tl.load(table) + d - first) * 2 * BLOCK + e
+    near = tl.load(at + BLOCK, inside & (d >= first) & (d <= last), 0.0)
+    return near + tl.load(at + 2 * BLOCK, inside & (d + 1 >= first) & (d + 1 <= last), 0.0)
+
+
+@triton.jit(do_not_specialize=["N", "C", "B", "time", "taps", "width"])
+def _products_kernel(  # type: ignore[no-untyped-def]
+    kernels, g, diagonals, table, branches, out, N, C, B, time, taps, width, BLOCK: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Store, for one channel, the sum of g c_b for one branch or, past the last branch, the sums of g and of g u."""
+    c = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1)
+    i = tl.arange(0, BL)
+    diagonals += c * width
+    total = tl.zeros([BL], tl.float32)
+    if n < N:
+        size = tl.load(branches + 5 * n + 1)
+        kernels += c * taps + tl.load(branches + 5 * n)
+        for start in range(0, size, BL):
+            j = start + i
+            lag = tl.where(tl.load(branches + 5 * n + 2) != 0, -1 - j, j)
+            v = tl.load(kernels + j, j < size, 0.0).to(tl.float32)
+            total += v * correlation(diagonals, table, lag, j < size, BLOCK)
+    elif n == N:
+        for start in range(0, B * time * 16, BL):
+            total += tl.load(g + c * B * time * 16 + start + i, start + i < B * time * 16, 0.0).to(tl.float32)
+    else:
+        total = correlation(diagonals, table, i, i == 0, BLOCK)
+    tl.store(out + n * C + c, tl.sum(total, 0))
+
+
+@triton.jit(do_not_specialize=["C", "taps", "directions", "first", "longest"])
+def _heights_kernel(  # type: ignore[no-untyped-def]
+    kernels, a, q, means, branches, out, N, C, taps, directions, first, longest, BL: tl.constexpr,
+):  # fmt: skip
+    """Store the terms of a_b in du, by the number of taps that reach an output: 0 .. longest."""
+    c = tl.program_id(0).to(tl.int64)
+    out += (c * directions + tl.program_id(1)) * (longest + 1)
+    before = 0.0
+    for start in range(0, longest + 1, BL):
+        j = start + tl.arange(0, BL)
+        v = tl.zeros([BL], tl.float32)
+        for n in range(N):
+            here = tl.load(branches + 5 * n + 2) == first + tl.program_id(1)
+            size = tl.where(here, tl.load(branches + 5 * n + 1), 0)
+            long = tl.load(branches + 5 * n + 3)
+            height = tl.load(a + n * C + c).to(tl.float32)
+            height += tl.load(q + n * C + c).to(tl.float32) * tl.load(means + long * C + c, long >= 0, 0.0)
+            v += height * tl.load(kernels + c * taps + tl.load(branches + 5 * n) + j, j < size, 0.0).to(tl.float32)
+        tl.store(out + j, before + tl.cumsum(v, 0) - v, j <= longest)
+        before += tl.sum(v, 0)
+
+
+@triton.jit(do_not_specialize=["C", "taps", "directions", "first", "longest", "width", "own_width", "short_taps"])
+def _kernel_gradient_kernel(  # type: ignore[no-untyped-def]
+    cross, table, own, own_table, energies, inputs, means, s, q, a, branches, out,
+    C, taps, directions, first, longest, width, own_width, short_taps, BLOCK: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Store the gradient of one branch's taps in one channel.
+
+    It is s times the correlation of u and g, minus q times that of u and c_b, minus a times the sums of the inputs.
+    """
+    c = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1)
+    size = tl.load(branches + 5 * n + 1)
+    direction = tl.load(branches + 5 * n + 2)
+    long = tl.load(branches + 5 * n + 3)
+    sn = tl.load(s + n * C + c).to(tl.float32)
+    qn = tl.load(q + n * C + c).to(tl.float32)
+    an = tl.load(a + n * C + c).to(tl.float32) + qn * tl.load(means + long * C + c, long >= 0, 0.0)
+    cross += c * width
+    own += c * own_width
+    own_table += 3 * tl.maximum(long, 0)
+    energies += c * short_taps + tl.load(branches + 5 * n + 4)
+    inputs += (c * directions + direction - first) * longest
+    for start in range(0, size, BL):
+        j = start + tl.arange(0, BL)
+        inside = j < size
+        lag = tl.where(direction != 0, -1 - j, j)
+        energy = tl.load(energies + j, j < tl.where(long < 0, size, 0), 0.0)
+        energy += correlation(own, own_table, lag, j < tl.where(long < 0, 0, size), BLOCK)
+        total = sn * correlation(cross, table, lag, inside, BLOCK) - qn * energy
+        total -= an * tl.load(inputs + j, inside, 0.0)
+        tl.store(out + c * taps + tl.load(branches + 5 * n) + j, total, inside)
+
+
+class TapSums:
+    """The sums of one batch: x (C, B, time) of length L, and kernels (C, taps)."""
+
+    def __init__(self, x: Tensor, kernels: Tensor, plan: Plan, L: int, lengths: Tensor | None) -> None:
+        self.x, self.kernels, self.plan, self.L = x, kernels, plan, L
+        self.C, self.B, self.time = x.shape
+        self.N, self.taps = len(plan.branches), kernels.shape[1]
+        self.lengths, self.masked = x if lengths is None else lengths, lengths is not None
+        self.layout = self.taps, plan.directions, plan.first, plan.longest
+
+    def _empty(self, *shape: int) -> Tensor:
+        return self.x.new_empty(*shape, dtype=torch.float32)
+
+    def write_inputs(self, out: Tensor) -> None:
+        """Write the sums over batch and time of the inputs that each tap multiplies to out (C, directions, longest)."""
+        p = self.plan
+        _input_sums_kernel[(self.C, p.directions)](
+            self.x, self.lengths, out, self.B, self.L, self.time // 16, p.first, p.longest, MASKED=self.masked, **SUMS
+        )
+
+    def write_means(self, inputs: Tensor, out: Tensor) -> None:
+        """Write the means of the long branches to out (long, C)."""
+        p = self.plan
+        _means_kernel[(self.C, len(p.long))](
+            self.kernels, inputs, self.lengths, p.branches, p.each.groups, out, self.C, self.B, self.L, *self.layout,
+            MASKED=self.masked, BL=TAP_BLOCK,
+        )  # fmt: skip
+
+    def correlate(self, signals: Tensor, of: Correlations) -> Tensor:
+        """Return the diagonals (C, numbers) of the correlations of x with signals (signals, C, B, time)."""
+        out = self._empty(self.C, len(of.pairs) * 2 * SQUARE)
+        _correlate_kernel[(self.C * len(of.pairs),)](
+            self.x, signals, of.pairs, out, self.C, self.B, self.time // 16, self.time // SQUARE, len(of.pairs),
+            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", BLOCK=SQUARE, **CORRELATE,
+        )  # fmt: skip
+        return out
+
+    def products(self, g: Tensor, cross: Tensor) -> Tensor:
+        """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u.
+
+        g is (C, B, time); `cross` are the diagonals of its correlation with x.
+        """
+        p, out = self.plan, self._empty(1, self.N + 2, self.C)
+        _products_kernel[(self.C, self.N + 2)](
+            self.kernels, g, cross, p.cross.table, p.branches, out, self.N, self.C, self.B, self.time // 16, self.taps,
+            cross.shape[1], BLOCK=SQUARE, BL=TAP_BLOCK,
+        )  # fmt: skip
+        return out
+
+    def heights(self, a: Tensor, q: Tensor, means: Tensor) -> Tensor:
+        """Return the terms of a_b in du, (C, directions, longest + 1), by the number of taps that reach an output."""
+        p = self.plan
+        out = self._empty(self.C, p.directions, p.longest + 1)
+        _heights_kernel[(self.C, p.directions)](
+            self.kernels, a, q, means, p.branches, out, self.N, self.C, *self.layout, BL=TAP_BLOCK
+        )
+        return out
+
+    def gradient(
+        self, cross: Tensor, outputs: Tensor, energies: Tensor, inputs: Tensor, means: Tensor, s: Tensor, q: Tensor,
+        a: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Return the gradient of the kernels for dc_b = s_b g - a_b - q_b c_b.
+
+        `outputs` (long, C, B, time) are the long branches' outputs minus `means`; `energies` (C, short taps) are the
+        derivatives of the sums of c_b^2 / 2 of the short branches.
+        """
+        p, out = self.plan, self._empty(*self.kernels.shape)
+        own, diagonals = (p.own, self.correlate(outputs, p.own)) if p.long else (p.cross, cross)
+        _kernel_gradient_kernel[(self.C, self.N)](
+            cross, p.cross.table, diagonals, own.table, energies, inputs, means, s, q, a, p.branches, out, self.C,
+            *self.layout, cross.shape[1], diagonals.shape[1], p.short_taps, BLOCK=SQUARE, BL=TAP_BLOCK,
+        )  # fmt: skip
+        return out
