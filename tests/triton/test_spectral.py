@@ -8,6 +8,7 @@ from mrconv.ops import Algorithm, Selection, Taps
 from mrconv.ops.fft_conv import triton_kernels as spectra_triton
 
 from ..conftest import slow_except
+from ..ops.test_ops import synthesis_arguments
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 
@@ -87,16 +88,42 @@ def synthesize_with_taps(f, tensors, index, *options):
     return f(modes, taps, index.to(modes.device), weights, *options)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_kernels_of_both_directions_are_cut_and_packed(mixed):
+    lengths, counts, scales = (4, 70) * 2, (4, 33) * 2, (0.5, 3.0) * 2
+    index = [torch.tensor([[0, 3], [69, 32]]), torch.tensor([[1, 2], [33, 65]])]
+
+    def packed(modes, modes2, taps, taps2, *weights):
+        each = zip(weights, (taps, taps2), (at.to(modes.device) for at in index), strict=True)
+        mixtures = [ops.Mixture(*mixture) for mixture in each] if mixed else []
+        return ops.synthesize_packed([modes, modes2], lengths, counts, scales, mixtures, "triton")
+
+    def reference(modes, modes2, taps, taps2, *weights):
+        kernels = []
+        for d, both in enumerate(((modes, taps), (modes2, taps2))):
+            mixture = (both[1], index[d], weights[d])
+            whole = ops.synthesize_with_taps_reference if mixed else ops.synthesize_reference
+            kernels += whole(both[0], *(mixture if mixed else ()), lengths[:2], scales[:2])
+        return torch.cat([kernel[:, :count] for kernel, count in zip(kernels, counts, strict=True)], 1)
+
+    shapes = [(2, 35, 3, 2)] * 2 + [(2, 35, 2)] * 2 + [(2, 2, 35)] * 2
+    if mixed:
+        assert_same(packed, reference, *(double(*shape) for shape in shapes))
+    else:
+        others = [double(*shape) for shape in shapes[2:]]
+        assert_same(
+            lambda *x: packed(*x, *(y.to(DEVICE) for y in others)),
+            lambda *x: reference(*x, *others),
+            *(double(*shape) for shape in shapes[:2]),
+        )
+
+
 def test_ops_are_registered_correctly():
     u, kernel = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3, 9), (3, 7)))
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     arguments = (u, kernel, skip, None, 2, True, True)
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
-    modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)
-    taps, weights, index = torch.randn(2, 3, 1), torch.randn(2, 2, 3), torch.tensor([[5], [0]])
-    arguments = (modes, *(x.to(DEVICE).requires_grad_() for x in (taps, weights)), index.to(DEVICE), [6, 9], [1.0, 2.0])
-    torch.library.opcheck(torch.ops.mrconv.synthesize_with_taps.default, (*arguments, True), test_utils=checks)
+    torch.library.opcheck(torch.ops.mrconv.synthesize.default, synthesis_arguments(DEVICE, True), test_utils=checks)
     arguments = (u, kernel, weight, *[None] * 5, skip, None, 1e-5, False, [3, 4], 1, True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum_spectral.default, arguments, test_utils=checks)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import compute_dtype, constants, synthesize
+from ..ops import compute_dtype, constants, synthesize, synthesize_packed
 from .protocol import Kernel, register_kernel, resampled
 
 
@@ -48,6 +49,13 @@ class FourierKernel(Kernel):
     def constant(self) -> bool:
         """Whether the only mode is the constant one."""
         return self.modes.shape[2] == 1
+
+    @classmethod
+    def packed(cls, directions: Sequence[Kernel], counts: Sequence[int]) -> Tensor | None:
+        """Return the first taps of all kernels."""
+        kernels = [kernel for kernel in directions if isinstance(kernel, FourierKernel)]
+        lengths = [n for kernel in kernels for n in kernel.lengths]
+        return synthesize_packed([kernel.modes for kernel in kernels], lengths, counts, [n**0.5 for n in lengths])
 
     def constant_values(self, rate: float = 1.0) -> tuple[Tensor, list[float]]:
         """Return the modes, and their factors in the inverse FFT."""

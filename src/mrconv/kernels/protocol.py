@@ -86,6 +86,14 @@ class Kernel(CachedIntegerBuffers):
         """Whether every kernel is constant over its length; `forward` then returns (channels, 1) for each."""
         return False
 
+    @classmethod
+    def packed(cls, directions: Sequence[Kernel], counts: Sequence[int]) -> Tensor | None:
+        """Return the first taps of the dense kernels of all directions at rate 1, (channels, sum of counts).
+
+        `counts` has a number for each kernel of all directions. None if the class has no faster way than `forward`.
+        """
+        return None
+
     def constant_values(self, rate: float = 1.0) -> tuple[Tensor, list[float]]:
         """Return `forward` of constant kernels as values (N, channels, ...) and a factor for each resolution.
 

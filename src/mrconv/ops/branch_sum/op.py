@@ -69,7 +69,18 @@ class ModeKernels(NamedTuple):
     periods: Sequence[int]
 
 
-Kernels = Sequence[Taps] | ModeKernels | ConstantKernels
+class PackedKernels(NamedTuple):
+    """Dense kernels in one tensor, values (C, sum of sizes), the first `causal` of them causal.
+
+    Causal kernels start at lag 0; anticausal ones start at lag -1 and run backwards.
+    """
+
+    values: Tensor
+    sizes: Sequence[int]
+    causal: int
+
+
+Kernels = Sequence[Taps] | PackedKernels | ModeKernels | ConstantKernels
 
 
 class BranchSum(NamedTuple):
@@ -117,6 +128,9 @@ def _select(u: Tensor, kernels: Kernels, backend: str) -> Selection:
         return Selection(Algorithm.MOVING_MODES, use_triton(u, "triton"))
     if isinstance(kernels, ConstantKernels):
         return Selection(Algorithm.MOVING_SUM, use_triton(u, "triton"))
+    if isinstance(kernels, PackedKernels):
+        lags = (range(n) if i < kernels.causal else range(-1, -1 - n, -1) for i, n in enumerate(kernels.sizes))
+        return select_branch_sum(u, [BranchShape(each, len(each)) for each in lags], backend)
     return select_branch_sum(u, [BranchShape(lags, values.shape[1]) for values, lags in kernels], backend)
 
 
@@ -126,6 +140,8 @@ def _pack(kernels: Kernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor,
         return kernels.coefficients, (list(kernels.widths), list(kernels.periods))
     if isinstance(kernels, ConstantKernels):
         return kernels.values, (list(kernels.factors), list(kernels.widths))
+    if isinstance(kernels, PackedKernels):
+        return _packed(kernels.values, list(kernels.sizes), kernels.causal, algorithm, triton)
     sizes = [len(kernel.lags) for kernel in kernels]
     if algorithm is Algorithm.TAPS:
         lags = [lag for kernel in kernels for lag in kernel.lags]
@@ -134,10 +150,14 @@ def _pack(kernels: Kernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor,
         return torch.stack([kernel.values for kernel in kernels]), ([1.0] * len(sizes), sizes)
     causal = next((i for i, kernel in enumerate(kernels) if kernel.lags and kernel.lags[0] < 0), len(kernels))
     dense = [_dense(kernel, anticausal=i >= causal) for i, kernel in enumerate(kernels)]
-    layout = [kernel.shape[1] for kernel in dense], causal
-    if algorithm is Algorithm.TOEPLITZ:
-        return torch.cat(dense, 1).float(), layout
-    return torch.cat(dense, 1), (*layout, triton)
+    return _packed(torch.cat(dense, 1), [kernel.shape[1] for kernel in dense], causal, algorithm, triton)
+
+
+def _packed(
+    values: Tensor, sizes: list[int], causal: int, algorithm: Algorithm, triton: bool
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """Return dense kernels and their layout as the algorithm's op takes them."""
+    return (values.float(), (sizes, causal)) if algorithm is Algorithm.TOEPLITZ else (values, (sizes, causal, triton))
 
 
 def _dense(kernel: Taps, anticausal: bool) -> Tensor:
