@@ -131,8 +131,8 @@ class Branches(nn.Module):
 
     def mode_kernels(self) -> ModeKernels:
         """Return the kernels as Fourier modes; only valid if `shapes` reports modes."""
-        lengths = self.kernel.lengths
-        return ModeKernels(self.kernel.mode_coefficients(), [min(n, self.l_max) for n in lengths], lengths)
+        lengths, (values, factors) = self.kernel.lengths, self.kernel.mode_values()
+        return ModeKernels(values, [min(n, self.l_max) for n in lengths], lengths, factors)
 
     def constant_kernels(self, rate: float = 1.0) -> ConstantKernels:
         """Return constant kernels that start at lag 0; only valid if the kernel is `constant`."""

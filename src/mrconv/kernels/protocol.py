@@ -107,10 +107,11 @@ class Kernel(CachedIntegerBuffers):
         """M, if every kernel is M Fourier modes and M is small enough to compute them as moving sums; else 0."""
         return 0
 
-    def mode_coefficients(self) -> Tensor:
-        """Return the kernels at rate 1 as modes, (N, channels, 2 M - 1): p_0, p_1, r_1, p_2, ...
+    def mode_values(self) -> tuple[Tensor, Sequence[float]]:
+        """Return the kernels at rate 1 as modes: values (N, channels, M, 2), and a factor for each of N * M * 2.
 
-        Kernel i is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) at tap tau, with w_m = 2 pi m / l_i.
+        With p_m and r_m the values times their factors, kernel i is sum_m p_m cos(w_m tau) + r_m sin(w_m tau) at tap
+        tau, with w_m = 2 pi m / l_i.
         """
         raise NotImplementedError
 

@@ -60,13 +60,15 @@ class ConstantKernels(NamedTuple):
 class ModeKernels(NamedTuple):
     """Causal kernels of M Fourier modes each.
 
-    Kernel b at lag tau < widths[b] is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) with w_m = 2 pi m / periods[b];
-    coefficients (N, C, 2 M - 1) are p_0, p_1, r_1, p_2, r_2, ...
+    Kernel b at lag tau < widths[b] is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) with w_m = 2 pi m / periods[b].
+    Without `factors`, values (N, C, 2 M - 1) are p_0, p_1, r_1, p_2, r_2, ... With `factors`, N * 2 M numbers, p_m and
+    r_m are values (N, C, M, 2) times the factors; those of r_0 do not count.
     """
 
-    coefficients: Tensor
+    values: Tensor
     widths: Sequence[int]
     periods: Sequence[int]
+    factors: Sequence[float] = ()
 
 
 class PackedKernels(NamedTuple):
@@ -137,7 +139,7 @@ def _select(u: Tensor, kernels: Kernels, backend: str) -> Selection:
 def _pack(kernels: Kernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor, tuple[Any, ...]]:
     """Return all kernels as one tensor, and the other arguments of the algorithm's op."""
     if isinstance(kernels, ModeKernels):
-        return kernels.coefficients, (list(kernels.widths), list(kernels.periods))
+        return kernels.values, (list(kernels.widths), list(kernels.periods), list(kernels.factors))
     if isinstance(kernels, ConstantKernels):
         return kernels.values, (list(kernels.factors), list(kernels.widths))
     if isinstance(kernels, PackedKernels):
@@ -352,6 +354,8 @@ _OPS = {
         _moving_sum,
         lambda u, kernels, N, *layout: (2, N, kernels.shape[1]),
     ),
-    Algorithm.MOVING_MODES: _register(Algorithm.MOVING_MODES, "int[] widths, int[] periods", _moving_modes),
+    Algorithm.MOVING_MODES: _register(
+        Algorithm.MOVING_MODES, "int[] widths, int[] periods, float[] factors", _moving_modes
+    ),
 }
 _TRITON_ONLY = (Algorithm.TOEPLITZ, Algorithm.MOVING_SUM, Algorithm.MOVING_MODES)
