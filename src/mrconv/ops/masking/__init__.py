@@ -1,1 +1,0 @@
-"""Sequences of different lengths in one batch."""
