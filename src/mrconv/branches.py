@@ -131,8 +131,8 @@ class Branches(nn.Module):
 
     def mode_kernels(self) -> ModeKernels:
         """Return the kernels as Fourier modes; only valid if `shapes` reports modes."""
-        lengths = self.kernel.lengths
-        return ModeKernels(self.kernel.mode_coefficients(), [min(n, self.l_max) for n in lengths], lengths)
+        lengths, (values, factors) = self.kernel.lengths, self.kernel.mode_values()
+        return ModeKernels(values, [min(n, self.l_max) for n in lengths], lengths, factors)
 
     def constant_kernels(self, rate: float = 1.0) -> ConstantKernels:
         """Return constant kernels that start at lag 0; only valid if the kernel is `constant`."""
@@ -143,13 +143,15 @@ class Branches(nn.Module):
         """The branches' weights (N, C); None if all are 1."""
         return self.alpha if self.decay is None else self.decay
 
-    def scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the kernels' factors (N, C), normalised by the running statistics, and the bias (C,)."""
-        scale, bias = self.weights, None
+    def weighted_kernels(self, rate: float = 1.0) -> tuple[list[Taps], Tensor | None]:
+        """Return the kernels, weighted and normalised by the running statistics, and their bias (C,)."""
+        kernels, scale, bias = self.kernels(rate), self.weights, None
         if self.norm is not None and scale is not None:
             gain, shift = (z.view_as(scale) for z in running_affine(self.norm))
             scale, bias = scale * gain, (scale * shift).sum(0)
-        return scale, bias
+        if scale is not None:
+            kernels = [Taps(s[:, None] * values, lags) for s, (values, lags) in zip(scale, kernels, strict=True)]
+        return kernels, bias
 
     def reference(self, x: Tensor, mask: Tensor | None, rate: float) -> Tensor:
         """Compute this direction's output by the paper's algorithm; x (B, C, L) is zero where mask is false."""

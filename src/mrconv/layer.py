@@ -168,18 +168,18 @@ class MRConv(Mixer, CachedIntegerBuffers):
         the output is GELU(y), computed in the same pass over memory if possible.
         """
         check_input(u, self.d_model)
-        u, rate = self._cast(u), self._resolve_rate(rate)
+        rate = self._resolve_rate(rate)
         if lengths is None:
-            return as_autocast(self.convolve(u, None, rate, gelu))
+            return as_autocast(self.convolve(self._cast(u), None, rate, gelu))
         lengths = check_lengths(lengths, u.shape[0], u.shape[1])
+        # Drop positions past the longest sequence: less work, and padding cannot make the statistics less accurate.
         longest = int(lengths.max()) if readable(lengths) else u.shape[1]
         if longest == 0:
-            return as_autocast(u.new_zeros(*u.shape[:2], self.heads * self.d_model))
-        # Drop positions past the longest sequence: less work, and padding cannot make the statistics less accurate.
-        x = u[:, :longest]
-        padding = ~valid_mask(lengths, x)
-        y = as_autocast(self.convolve(x.masked_fill(padding, 0), lengths.to(u.device), rate, gelu))
-        return F.pad(y.masked_fill(padding, 0), (0, 0, 0, u.shape[1] - longest))
+            return as_autocast(self._cast(u).new_zeros(*u.shape[:2], self.heads * self.d_model))
+        lengths = lengths.to(u.device)
+        x = ops.mask_positions(u, lengths, longest, self._cast(u[:0]).dtype)
+        y = self.convolve(x, lengths, rate, gelu)
+        return ops.mask_positions(y, lengths, u.shape[1], as_autocast(y[:0]).dtype)
 
     def convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool = False) -> Tensor:
         """Compute `forward` without its checks, casts and masks.
@@ -279,14 +279,17 @@ class MRConv(Mixer, CachedIntegerBuffers):
         if self.merged:
             lags: Lags = range(-ahead, reach) if self.lags is None else self.integers("lags")
             return MergedKernel(self.weight, lags, self.bias)
-        kernels = [kernel for direction in self.directions for kernel in direction.kernels(rate)]
-        scales, biases = zip(*(direction.scale_and_bias() for direction in self.directions), strict=True)
-        skip = self.D if include_skip else None
-        scale = None if scales[0] is None else scales[0] if len(scales) == 1 else torch.cat(scales)
-        merged = ops.merge(kernels, ahead, reach, scale, skip, self._backend)
-        C = kernels[0].values.shape[0]
-        bias = kernels[0].values.new_zeros(C) if biases[0] is None else sum(biases[1:], biases[0])
-        return MergedKernel(*merged, bias)
+        kernels: list[Taps] = []
+        biases: list[Tensor] = []
+        for direction in self.directions:
+            weighted, bias = direction.weighted_kernels(rate)
+            kernels += weighted
+            biases += [] if bias is None else [bias]
+        values, lags = kernels[0]
+        if include_skip and self.D is not None:
+            kernels.append(Taps(self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
+        merged = ops.merge(kernels, ahead, reach)
+        return MergedKernel(*merged, sum(biases) if biases else values.new_zeros(values.shape[0]))  # type: ignore[arg-type]
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.
@@ -404,16 +407,23 @@ class MRConv(Mixer, CachedIntegerBuffers):
         skip = self.D if self.groups == 1 else None
         normalization = ops.Normalization(weights, skip, lengths, norms[0].eps, sync)
         selection = self._select_branch_sum(x, rate)
-        kernels: ops.Kernels
-        if selection.algorithm is ops.Algorithm.MOVING_MODES:
-            kernels = directions[0].mode_kernels()
-        elif selection.algorithm is ops.Algorithm.MOVING_SUM:
-            kernels = directions[0].constant_kernels(rate)
-        else:
-            kernels = [kernel for direction in directions for kernel in direction.kernels(rate)]
-        y, mean, var, count = ops.branch_sum(x, kernels, normalization, selection)
+        y, mean, var, count = ops.branch_sum(x, self._branch_kernels(selection, rate), normalization, selection)
         update_running_statistics(norms, mean, var, count)
         return y
+
+    def _branch_kernels(self, selection: ops.Selection, rate: float) -> ops.Kernels:
+        """Return the kernels of all directions in the form that this algorithm takes with the fewest launches."""
+        directions = self.directions
+        if selection.algorithm is ops.Algorithm.MOVING_MODES:
+            return directions[0].mode_kernels()
+        if selection.algorithm is ops.Algorithm.MOVING_SUM:
+            return directions[0].constant_kernels(rate)
+        if rate == 1 and directions[0].kernel.positions is None:
+            sizes = [len(shape.lags) for direction in directions for shape in direction.shapes()]
+            values = type(directions[0].kernel).packed([direction.kernel for direction in directions], sizes)
+            if values is not None:
+                return ops.PackedKernels(values, sizes, len(sizes) // len(directions))
+        return [kernel for direction in directions for kernel in direction.kernels(rate)]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool, *args: Any

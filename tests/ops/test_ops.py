@@ -190,16 +190,20 @@ def branch_sum_tensors(kernels, branches):
     return learned(2, 3, 9), kernels, *weights, learned(3), lengths, 1e-5, False
 
 
+def synthesis_arguments(device, triton):
+    """Return the arguments of the op of synthesis, with two directions and scattered taps."""
+    shapes = [(2, 3, 4, 2), (2, 2, 3), (2, 3, 2)]
+    tensors = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes for _ in range(2)]
+    index = [torch.tensor([[0, 3], [7, 2]], device=device) for _ in range(2)]
+    return *tensors, *index, [6, 12] * 2, [6, 9] * 2, [1.0, 2.0] * 2, triton
+
+
 OPCHECKS = {
     "fft_conv": lambda: (learned(2, 3, 9), learned(3, 5), learned(3), None, 2, True, False),
     "tap_conv": lambda: (learned(2, 3, 9), learned(3, 2), learned(3), [0, -4], True, False),
     "branch_sum_spectral": lambda: (*branch_sum_tensors(learned(3, 9), 3), [2, 4, 3], 2, False),
     "branch_sum_taps": lambda: (*branch_sum_tensors(learned(3, 3), 2), [0, 1, -4], [1, 2], False),
-    "synthesize": lambda: (learned(2, 3, 4, 2), [6, 12], [1.0, 2.0], False),
-    "synthesize_with_taps": lambda: (
-        *(learned(2, 3, 4, 2), learned(2, 3, 2), learned(2, 2, 3), torch.tensor([[0, 5], [11, 3]])),
-        *([6, 12], [1.0, 2.0], False),
-    ),
+    "synthesize": lambda: synthesis_arguments("cpu", False),
 }
 
 

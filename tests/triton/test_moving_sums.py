@@ -232,7 +232,7 @@ def test_ops_are_registered_correctly():
     weights = (weight, None, beta, None, None, None, skip, None, 1e-5, False)
     for name, kernels, layout in (
         ("moving_sum", heights, ([1.0, 2.0], [1, 2])),
-        ("moving_modes", coefficients, ([4, 7], [4, 8])),
+        ("moving_modes", coefficients, ([4, 7], [4, 8], [])),
     ):
         op = getattr(torch.ops.mrconv, f"branch_sum_{name}").default
         torch.library.opcheck(op, (u, kernels, *weights, *layout), test_utils=CHECKS)

@@ -5,21 +5,19 @@ import torch
 
 from mrconv import ops
 from mrconv.ops import Algorithm, Selection, Taps
-from mrconv.ops.branch_sum import spectral_triton
-from mrconv.ops.fft_conv import triton_kernels as fft_triton
+from mrconv.ops.fft_conv import triton_kernels as spectra_triton
 
 from ..conftest import slow_except
+from ..ops.test_ops import synthesis_arguments
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 
 @pytest.fixture
 def _slices(request, monkeypatch):
-    """Whole batches and FFTs at some lengths, one pair at a time and FFTs in four rows at others."""
+    """Whole batches at some lengths, one pair at a time at others."""
     if request.node.callspec.params["L"] in (2, 63):
-        monkeypatch.setattr(fft_triton.TritonEngine, "slice_bytes", 1)
-        monkeypatch.setattr(fft_triton, "MAX_PAIRS", 1)
-        monkeypatch.setattr(fft_triton, "WHOLE", 16)
-        monkeypatch.setattr(spectral_triton, "SLICE_BYTES", 1)
+        monkeypatch.setattr(spectra_triton.TritonEngine, "slice_bytes", 1)
+        monkeypatch.setattr(spectra_triton, "MAX_PAIRS", 1)
 
 
 @pytest.mark.usefixtures("_slices")
@@ -46,10 +44,7 @@ BRANCHES = [
 @pytest.mark.parametrize("L", slow_except(LENGTHS, 1, 130))
 @pytest.mark.parametrize("lags", BRANCHES, ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(("masked", "channels_last", "skipped"), [(False, True, True), (True, False, False)])
-@pytest.mark.parametrize("short", [0, 8, 512])
-def test_branch_sum(L, lags, masked, channels_last, skipped, short, monkeypatch):
-    monkeypatch.setattr(spectral_triton, "SHORT", short)
-    monkeypatch.setattr(spectral_triton, "SPLITS", 2)  # fewer programs, for the interpreter
+def test_branch_sum(L, lags, masked, channels_last, skipped):
     u, lengths, mask = inputs(L, channels_last, masked)
     values = [double(5, len(at)) for at in lags]
 
@@ -63,21 +58,6 @@ def test_branch_sum(L, lags, masked, channels_last, skipped, short, monkeypatch)
     fast, reference = run(ops.branch_sum, Selection(Algorithm.SPECTRAL, True)), run(ops.branch_sum_reference)
     skip_and_beta = [double(5), double(len(lags), 5)] if skipped else []
     assert_same(fast, reference, u, double(len(lags), 5), *values, *skip_and_beta)
-
-
-@pytest.mark.parametrize(("scaled", "skipped"), [(True, False), (False, True)])
-@pytest.mark.parametrize("lags", [BRANCHES[1], [range(9), range(9, 12), range(-1, -3, -1), range(-3, -9, -1)]])
-def test_merge(lags, scaled, skipped):
-    ahead, behind = (150, 12) if lags is BRANCHES[1] else (9, 20)
-
-    def run(backend):
-        def call(scale, skip, *values):
-            kernels = [Taps(*kernel) for kernel in zip(values, lags, strict=True)]
-            return ops.merge(kernels, ahead, behind, scale if scaled else None, skip if skipped else None, backend)[0]
-
-        return call
-
-    assert_same(run("triton"), run("torch"), double(len(lags), 5), double(5), *(double(5, len(at)) for at in lags))
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 16, 130), (5, 10, 300)])
@@ -108,16 +88,42 @@ def synthesize_with_taps(f, tensors, index, *options):
     return f(modes, taps, index.to(modes.device), weights, *options)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_kernels_of_both_directions_are_cut_and_packed(mixed):
+    lengths, counts, scales = (4, 70) * 2, (4, 33) * 2, (0.5, 3.0) * 2
+    index = [torch.tensor([[0, 3], [69, 32]]), torch.tensor([[1, 2], [33, 65]])]
+
+    def packed(modes, modes2, taps, taps2, *weights):
+        each = zip(weights, (taps, taps2), (at.to(modes.device) for at in index), strict=True)
+        mixtures = [ops.Mixture(*mixture) for mixture in each] if mixed else []
+        return ops.synthesize_packed([modes, modes2], lengths, counts, scales, mixtures, "triton")
+
+    def reference(modes, modes2, taps, taps2, *weights):
+        kernels = []
+        for d, both in enumerate(((modes, taps), (modes2, taps2))):
+            mixture = (both[1], index[d], weights[d])
+            whole = ops.synthesize_with_taps_reference if mixed else ops.synthesize_reference
+            kernels += whole(both[0], *(mixture if mixed else ()), lengths[:2], scales[:2])
+        return torch.cat([kernel[:, :count] for kernel, count in zip(kernels, counts, strict=True)], 1)
+
+    shapes = [(2, 35, 3, 2)] * 2 + [(2, 35, 2)] * 2 + [(2, 2, 35)] * 2
+    if mixed:
+        assert_same(packed, reference, *(double(*shape) for shape in shapes))
+    else:
+        others = [double(*shape) for shape in shapes[2:]]
+        assert_same(
+            lambda *x: packed(*x, *(y.to(DEVICE) for y in others)),
+            lambda *x: reference(*x, *others),
+            *(double(*shape) for shape in shapes[:2]),
+        )
+
+
 def test_ops_are_registered_correctly():
     u, kernel = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3, 9), (3, 7)))
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     arguments = (u, kernel, skip, None, 2, True, True)
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
-    modes = torch.randn(2, 3, 4, 2, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(torch.ops.mrconv.synthesize.default, (modes, [6, 9], [1.0, 2.0], True), test_utils=checks)
-    taps, weights, index = torch.randn(2, 3, 1), torch.randn(2, 2, 3), torch.tensor([[5], [0]])
-    arguments = (modes, *(x.to(DEVICE).requires_grad_() for x in (taps, weights)), index.to(DEVICE), [6, 9], [1.0, 2.0])
-    torch.library.opcheck(torch.ops.mrconv.synthesize_with_taps.default, (*arguments, True), test_utils=checks)
+    torch.library.opcheck(torch.ops.mrconv.synthesize.default, synthesis_arguments(DEVICE, True), test_utils=checks)
     arguments = (u, kernel, weight, *[None] * 5, skip, None, 1e-5, False, [3, 4], 1, True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum_spectral.default, arguments, test_utils=checks)

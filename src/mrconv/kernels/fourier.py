@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import compute_dtype, constants, synthesize
+from ..ops import compute_dtype, synthesize, synthesize_packed
 from .protocol import Kernel, register_kernel, resampled
 
 
@@ -49,6 +51,13 @@ class FourierKernel(Kernel):
         """Whether the only mode is the constant one."""
         return self.modes.shape[2] == 1
 
+    @classmethod
+    def packed(cls, directions: Sequence[Kernel], counts: Sequence[int]) -> Tensor | None:
+        """Return the first taps of all kernels."""
+        kernels = [kernel for kernel in directions if isinstance(kernel, FourierKernel)]
+        lengths = [n for kernel in kernels for n in kernel.lengths]
+        return synthesize_packed([kernel.modes for kernel in kernels], lengths, counts, [n**0.5 for n in lengths])
+
     def constant_values(self, rate: float = 1.0) -> tuple[Tensor, list[float]]:
         """Return the modes, and their factors in the inverse FFT."""
         return self.modes, [n**0.5 / resampled(n, rate) for n in self.lengths]
@@ -59,15 +68,21 @@ class FourierKernel(Kernel):
         M = self.modes.shape[2]
         return M if M in (2, 3) else 0
 
-    def mode_coefficients(self) -> Tensor:
-        """Return the modes, weighted as in the inverse FFT: (N, channels, 2 M - 1)."""
-        n = constants(self.lengths, self.modes)[:, None, None].to(compute_dtype(self.modes))
-        m = torch.arange(self.modes.shape[2], device=n.device)
-        single = (m == 0) | (2 * m == n)
-        factor = torch.where(single, 1.0, 2.0).masked_fill(2 * m > n, 0.0) * n.rsqrt()
-        real, imaginary = self.modes.to(compute_dtype(self.modes)).unbind(-1)
-        coefficients = torch.stack([real * factor, -imaginary * factor.masked_fill(single, 0.0)], -1).flatten(2)
-        return torch.cat([coefficients[..., :1], coefficients[..., 2:]], -1)
+    def mode_values(self) -> tuple[Tensor, Sequence[float]]:
+        """Return the modes, and their factors in the inverse FFT."""
+        return self.modes, _factors(self.lengths, self.modes.shape[2])
+
+
+@functools.lru_cache(maxsize=256)
+def _factors(lengths: Sequence[int], modes: int) -> tuple[float, ...]:
+    """Return the factors of real and imaginary part of each mode of each length, in order."""
+    factors: list[float] = []
+    for n in lengths:
+        for m in range(modes):
+            single = m == 0 or 2 * m == n
+            factor = 0.0 if 2 * m > n else (1.0 if single else 2.0) * n**-0.5
+            factors += [factor, 0.0 if single else -factor]
+    return tuple(factors)
 
 
 def _resample(modes: Tensor, length: int, size: int, delay: float) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import synthesize_with_taps
+from ..ops import Mixture, synthesize_packed, synthesize_with_taps
 from .fourier import FourierKernel
 from .protocol import Kernel, register_kernel
 from .sparse import SparseKernel
@@ -36,3 +37,12 @@ class FourierSparseKernel(Kernel):
         return synthesize_with_taps(
             self.fourier.modes, self.sparse.taps, self.sparse.index, self.beta, self.lengths, scales
         )
+
+    @classmethod
+    def packed(cls, directions: Sequence[Kernel], counts: Sequence[int]) -> Tensor | None:
+        """Return the first taps of all kernels."""
+        kernels = [kernel for kernel in directions if isinstance(kernel, FourierSparseKernel)]
+        lengths = [n for kernel in kernels for n in kernel.lengths]
+        mixtures = [Mixture(kernel.beta, kernel.sparse.taps, kernel.sparse.index) for kernel in kernels]
+        modes, scales = [kernel.fourier.modes for kernel in kernels], [n**0.5 for n in lengths]
+        return synthesize_packed(modes, lengths, counts, scales, mixtures)

@@ -86,6 +86,14 @@ class Kernel(CachedIntegerBuffers):
         """Whether every kernel is constant over its length; `forward` then returns (channels, 1) for each."""
         return False
 
+    @classmethod
+    def packed(cls, directions: Sequence[Kernel], counts: Sequence[int]) -> Tensor | None:
+        """Return the first taps of the dense kernels of all directions at rate 1, (channels, sum of counts).
+
+        `counts` has a number for each kernel of all directions. None if the class has no faster way than `forward`.
+        """
+        return None
+
     def constant_values(self, rate: float = 1.0) -> tuple[Tensor, list[float]]:
         """Return `forward` of constant kernels as values (N, channels, ...) and a factor for each resolution.
 
@@ -99,10 +107,11 @@ class Kernel(CachedIntegerBuffers):
         """M, if every kernel is M Fourier modes and M is small enough to compute them as moving sums; else 0."""
         return 0
 
-    def mode_coefficients(self) -> Tensor:
-        """Return the kernels at rate 1 as modes, (N, channels, 2 M - 1): p_0, p_1, r_1, p_2, ...
+    def mode_values(self) -> tuple[Tensor, Sequence[float]]:
+        """Return the kernels at rate 1 as modes: values (N, channels, M, 2), and a factor for each of N * M * 2.
 
-        Kernel i is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) at tap tau, with w_m = 2 pi m / l_i.
+        With p_m and r_m the values times their factors, kernel i is sum_m p_m cos(w_m tau) + r_m sin(w_m tau) at tap
+        tau, with w_m = 2 pi m / l_i.
         """
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 from ._common import Lags, Taps, compute_dtype, constants, triton_unavailable
 from .branch_sum.normalization import BranchWeights
-from .branch_sum.op import BranchSum, ConstantKernels, Kernels, ModeKernels, Normalization, branch_sum
+from .branch_sum.op import BranchSum, ConstantKernels, Kernels, ModeKernels, Normalization, PackedKernels, branch_sum
 from .branch_sum.reference import branch_sum_reference
 from .branch_sum.running_statistics import RunningStatistics, update_running_statistics
 from .branch_sum.statistics import mean_and_variance
@@ -10,10 +10,10 @@ from .conv import conv, conv_reference
 from .fft_conv.op import fft_conv, kernel_spectrum
 from .fft_conv.reference import fft_conv_reference
 from .fft_conv.spectra import fast_length
-from .kernel_taps import densify
-from .merge.op import merge
+from .kernel_taps import densify, merge
+from .masking.op import mask_positions
 from .select import Algorithm, BranchShape, Selection, select_branch_sum, select_conv
-from .synthesis.op import synthesize, synthesize_with_taps
+from .synthesis.op import Mixture, synthesize, synthesize_packed, synthesize_with_taps
 from .synthesis.reference import synthesize_reference, synthesize_with_taps_reference
 from .tap_conv.op import tap_conv
 from .tap_conv.reference import tap_conv_reference
@@ -27,8 +27,10 @@ __all__ = [
     "ConstantKernels",
     "Kernels",
     "Lags",
+    "Mixture",
     "ModeKernels",
     "Normalization",
+    "PackedKernels",
     "RunningStatistics",
     "Selection",
     "Taps",
@@ -43,11 +45,13 @@ __all__ = [
     "fft_conv",
     "fft_conv_reference",
     "kernel_spectrum",
+    "mask_positions",
     "mean_and_variance",
     "merge",
     "select_branch_sum",
     "select_conv",
     "synthesize",
+    "synthesize_packed",
     "synthesize_reference",
     "synthesize_with_taps",
     "synthesize_with_taps_reference",

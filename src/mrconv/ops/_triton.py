@@ -46,6 +46,17 @@ def gelu(x):  # type: ignore[no-untyped-def]
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
+@triton.jit
+def add_parts(parts, first, size, P, c, C, BP: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the sum over P parts of `size` elements of those at `first` + c, c < C, in float64."""
+    total = tl.zeros([BP, BC], tl.float64)
+    for start in range(0, P, BP):
+        p = start + tl.arange(0, BP)
+        at = parts + p.to(tl.int64)[:, None] * size + (first + c)[None, :]
+        total += widen(tl.load(at, (p < P)[:, None] & (c < C)[None, :], 0.0))
+    return tl.sum(total, 0)
+
+
 @triton.jit(do_not_specialize=["parts", "share"])
 def _sum_parts_kernel(x, out, parts, elements, share, BP: tl.constexpr, BE: tl.constexpr):  # type: ignore[no-untyped-def]
     e = tl.program_id(0) * BE + tl.arange(0, BE)

@@ -25,12 +25,13 @@ from torch import Tensor
 
 import triton
 
-from .._common import compute_dtype
-from .._triton import allocate_branch_gradients, sum_parts, tiles, wide
+from .._common import compute_dtype, constants
+from .._triton import add_parts, allocate_branch_gradients, fold_parts, narrow, tiles, wide, widen
 
 TILE_TIME, TILE_CHANNELS, WARPS = 32, 32, 1  # one channel per thread makes cumulative sums cheapest
 STEPS = 8  # tiles whose carries are computed at a time
-SLICE_BYTES = 64 * 2**20  # of all branches' gradients in memory at a time, about
+SUM_PARTS, SUM_CHANNELS = 32, 32  # of the coefficients' gradients that a program adds at a time
+SLICE_BYTES = 128 * 2**20  # of all branches' gradients in memory at a time, about
 
 
 @triton.jit
@@ -93,6 +94,37 @@ def _store_sums(x, phases, out, j, c, C, M: tl.constexpr, BL: tl.constexpr):  # 
         odd = tl.sum(x * tl.load(phases + (2 * m + 1) * BL + j)[:, None], 0)
         tl.store(out + (2 * m - 1) * C + c, even, c < C)
         tl.store(out + 2 * m * C + c, -odd, c < C)
+
+
+@triton.jit
+def _coefficients_kernel(values, factors, out, C, RAW: tl.constexpr, K: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store coefficients (N, K, C) from values (N, C, K) or, if RAW, from modes (N, C, K + 1) and their factors."""
+    n = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    for k in tl.static_range(K):
+        e = k + (RAW and k > 0)
+        value = widen(tl.load(values + (n * C + c) * (K + RAW) + e, c < C, 0.0))
+        if RAW:
+            value *= tl.load(factors + n * (K + 1) + e)
+        tl.store(out + (n * K + k) * C + c, narrow(value, out), c < C)
+
+
+@triton.jit(do_not_specialize=["P"])
+def _values_gradient_kernel(  # type: ignore[no-untyped-def]
+    parts, factors, out, P, C, RAW: tl.constexpr, K: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+):
+    """Store the gradient of the values from partial sums (P, N, K, C) of the coefficients' gradient."""
+    n = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    at = out + (n * C + c) * (K + RAW)
+    for k in tl.static_range(K):
+        e = k + (RAW and k > 0)
+        total = add_parts(parts, (n * K + k) * C, tl.num_programs(0) * K * C, P, c, C, BP, BC)
+        if RAW:
+            total *= tl.load(factors + n * (K + 1) + e)
+        tl.store(at + e, narrow(total, out), c < C)
+    if RAW:
+        tl.store(at + 1, narrow(tl.zeros([BC], tl.float64), out), c < C)
 
 
 @triton.jit(do_not_specialize=["x", "L", "x_b", "part"])
@@ -209,12 +241,12 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["x", "other", "y", "L", "x_n", "x_b", "o_b", "y_b"])
 def _output_kernel(  # type: ignore[no-untyped-def]
-    x, other, shapes, phases, edges, factors, carries, skip, bias, y, C, L, N,
+    x, other, shapes, phases, edges, factors, carries, scale, skip, bias, y, C, L, N,
     x_n, x_b, x_c, x_l, o_b, o_c, o_l, y_b, y_c, y_l,
     SKIP: tl.constexpr, REVERSE: tl.constexpr, CUT: tl.constexpr,
     M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Sum branches of one x and biases or, if REVERSE, of one x per branch from the end; add skip times `other`."""
+    """Sum scaled branches of one x and biases or, if REVERSE, of one x per branch from the end; add skip other."""
     i = tl.arange(0, BL)
     j = i
     t = tl.program_id(0) * BL
@@ -240,7 +272,10 @@ def _output_kernel(  # type: ignore[no-untyped-def]
             x += x_n
         else:
             before = _load(x, t - w, j, c, x_l, x_c, C, L, WIDE)
-        total += _branch(v - before, before, factors, here, phases, edges, i, c, C, M, CUT, BL)
+        branch = _branch(v - before, before, factors, here, phases, edges, i, c, C, M, CUT, BL)
+        if not REVERSE:
+            branch *= tl.load(scale + n * C + c, c < C, 0.0)[None, :]
+        total += branch
         factors += (2 * M - 1) * C
         here += (2 * M - 1) * C
         phases += 6 * M * BL
@@ -281,7 +316,7 @@ def _products_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["u", "g", "dc", "L", "u_b", "g_b", "d_n", "d_b", "part"])
 def _gradient_kernel(  # type: ignore[no-untyped-def]
-    u, g, shapes, phases, edges, factors, carries, normalization, lengths, dc, dfactors, sums, C, L, N,
+    u, g, shapes, phases, edges, factors, carries, s, q, a, lengths, dc, dfactors, sums, C, L, N,
     u_b, u_c, u_l, g_b, g_c, g_l, d_n, d_b, d_c, d_l, part,
     MASKED: tl.constexpr, CUT: tl.constexpr, M: tl.constexpr, WIDE: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -308,10 +343,8 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
         before = _load(u, t - tl.load(shapes + 3 * i), j, c, u_l, u_c, C, L, WIDE)
         d = x - before
         v = _branch(d, before, factors, here, phases, edges, j, c, C, M, CUT, BL)
-        s = tl.load(normalization + c, c < C, 0.0)
-        q = tl.load(normalization + N * C + c, c < C, 0.0)
-        a = tl.load(normalization + 2 * N * C + c, c < C, 0.0)
-        v = tl.where(valid, s[None, :] * grad - a[None, :] - q[None, :] * v, 0.0)
+        v = tl.load(s + i * C + c, c < C, 0.0)[None, :] * grad - tl.load(q + i * C + c, c < C, 0.0)[None, :] * v
+        v = tl.where(valid, v - tl.load(a + i * C + c, c < C, 0.0)[None, :], 0.0)
         v = v.to(dc.dtype.element_ty).to(WIDE)  # as it is stored: a carry subtracts exactly what was added to it
         tl.store(at, v, (t + j < L)[:, None] & real)
         _store_sums(v, phases + 2 * M * BL, sums, BL - 1 - j, c, C, M, BL)
@@ -328,7 +361,6 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
         here += (2 * M - 1) * C
         dfactors += (2 * M - 1) * C
         sums += (2 * M - 1) * C
-        normalization += C
         phases += 6 * M * BL
         edges += 2 * M
 
@@ -378,22 +410,40 @@ def tables(
 
 
 class MovingModes:
-    """Branches of M modes each over u (B, C, L): coefficients (N, C, 2 M - 1) as in `ModeKernels`."""
+    """Branches of M modes each over u (B, C, L), given as in `ModeKernels`."""
 
     heights = None
 
     def __init__(
-        self, u: Tensor, coefficients: Tensor, lengths: Tensor | None, widths: Sequence[int], periods: Sequence[int]
+        self,
+        u: Tensor,
+        values: Tensor,
+        lengths: Tensor | None,
+        widths: Sequence[int],
+        periods: Sequence[int],
+        factors: Sequence[float],
     ) -> None:
-        modes, self.dtype = coefficients.shape[2] // 2 + 1, compute_dtype(u, coefficients)
-        self.tables = tables(tuple(widths), tuple(periods), modes, self.dtype, u.device)
-        self.u, self.lengths, self.N, self.modes = u, lengths, len(widths), modes
-        self.factors = coefficients.to(self.dtype).transpose(1, 2).contiguous()  # (N, 2 M - 1, C)
+        self.u, self.values, self.lengths, self.dtype = u, values.contiguous(), lengths, compute_dtype(u, values)
+        self.N, self.modes = len(widths), (values[0, 0].numel() + 1) // 2
+        self.tables = tables(tuple(widths), tuple(periods), self.modes, self.dtype, u.device)
+        self.raw, self.value_factors = bool(factors), constants(factors or [1.0], u, torch.float64)
         self.constants = (self.tables.shapes, self.tables.phases, self.tables.edges)
-        self.options = {"M": modes, "WIDE": wide(self.dtype), "BL": TILE_TIME, "BC": TILE_CHANNELS, "num_warps": WARPS}
+        self.options = {
+            "M": self.modes, "WIDE": wide(self.dtype), "BL": TILE_TIME, "BC": TILE_CHANNELS, "num_warps": WARPS,
+        }  # fmt: skip
         self.cut = {"CUT": any(w < u.shape[2] for w in self.tables.uneven)}
         self.grid = tiles(u, TILE_TIME, TILE_CHANNELS)
+        self.factors = self._coefficients()
         self.carries = self._carries()
+
+    def _coefficients(self) -> Tensor:
+        """Return the coefficients (N, 2 M - 1, C)."""
+        C, K = self.u.shape[1], 2 * self.modes - 1
+        out = self._empty(self.N, K, C)
+        _coefficients_kernel[self.N, triton.cdiv(C, SUM_CHANNELS)](
+            self.values, self.value_factors, out, C, RAW=self.raw, K=K, BC=SUM_CHANNELS
+        )
+        return out
 
     def _empty(self, *shape: int) -> Tensor:
         return self.u.new_empty(shape, dtype=self.dtype)
@@ -430,17 +480,17 @@ class MovingModes:
     def output(self, scale: Tensor, skip: Tensor | None, shift: Tensor) -> Tensor:
         """Return sum_b (scale_b c_b + shift_b) + skip u, like u."""
         y = torch.empty_like(self.u)
-        self._output(self.u, 0, self.u, self.carries, scale[:, None] * self.factors, skip, shift, y, REVERSE=False)
+        self._output(self.u, 0, self.u, self.carries, scale, skip, shift, y, REVERSE=False)
         return y
 
     def _output(
-        self, x: Tensor, x_n: int, other: Tensor, carries: Tensor, factors: Tensor, skip: Tensor | None, bias: Tensor,
+        self, x: Tensor, x_n: int, other: Tensor, carries: Tensor, scale: Tensor, skip: Tensor | None, bias: Tensor,
         y: Tensor, REVERSE: bool,
     ) -> None:  # fmt: skip
         _output_kernel[tiles(y, TILE_TIME, TILE_CHANNELS)](
-            x, other, *self.constants, factors, carries, bias if skip is None else skip, bias, y, *y.shape[1:], self.N,
-            x_n, *x.stride()[-3:], *other.stride(), *y.stride(), SKIP=skip is not None, REVERSE=REVERSE,
-            **self.cut, **self.options,
+            x, other, *self.constants, self.factors, carries, scale, bias if skip is None else skip, bias, y,
+            *y.shape[1:], self.N, x_n, *x.stride()[-3:], *other.stride(), *y.stride(),
+            SKIP=skip is not None, REVERSE=REVERSE, **self.cut, **self.options,
         )  # fmt: skip
 
     def products(self, grad: Tensor) -> Tensor:
@@ -458,28 +508,33 @@ class MovingModes:
 
         Some sequences at a time, because dc_b of all branches is in memory; in half precision if u is.
         """
-        u, g, normalization = self.u, self.g, torch.stack([s, q, a])
-        du = torch.empty_like(u)
-        dfactors = torch.zeros_like(self.factors, dtype=torch.float64)
+        u, g, du = self.u, self.g, torch.empty_like(self.u)
+        parts = self._empty(len(u), self.grid[0], *self.factors.shape)
         scratch = allocate_branch_gradients(u, self.N, SLICE_BYTES, self.dtype)
         for start in range(0, len(u), scratch.shape[1]):
             some = slice(start, start + scratch.shape[1])
             dc = scratch[:, : len(u[some])]
-            more, sums = self._branch_gradients(some, normalization, dc)
-            dfactors += more
-            carries = self._carries_from(sums)
-            self._output(dc, dc.stride(0), g[some], carries, self.factors, skip, normalization, du[some], REVERSE=True)
-        return du, dfactors.transpose(1, 2)
+            carries = self._carries_from(self._branch_gradients(some, (s, q, a), dc, parts[some]))
+            self._output(dc, dc.stride(0), g[some], carries, s, skip, s, du[some], REVERSE=True)
+        return du, self._values_gradient(parts.flatten(0, 1))
 
-    def _branch_gradients(self, some: slice, normalization: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
-        """Write dc (N, b, C, L) of some sequences; return the factors' gradient and dc's tile sums in reversed time."""
+    def _branch_gradients(self, some: slice, factors: tuple[Tensor, ...], dc: Tensor, parts: Tensor) -> Tensor:
+        """Write dc (N, b, C, L) of some sequences and the coefficients' gradients; return dc's reversed tile sums."""
         u, g, lengths = self.u[some], self.g[some], None if self.lengths is None else self.lengths[some]
         grid, (B, C, L) = tiles(u, TILE_TIME, TILE_CHANNELS), u.shape
-        parts = self._empty(grid[0] * B, *self.factors.shape)
         sums = self._empty(2, B, grid[0], *self.factors.shape)
         _gradient_kernel[grid](
-            u, g, *self.constants, self.factors, self.carries[some], normalization, u if lengths is None else lengths,
+            u, g, *self.constants, self.factors, self.carries[some], *factors, u if lengths is None else lengths,
             dc, parts, sums, C, L, self.N, *u.stride(), *g.stride(), *dc.stride(), sums.stride(0),
             MASKED=lengths is not None, **self.cut, **self.options,
         )  # fmt: skip
-        return sum_parts(parts), sums
+        return sums
+
+    def _values_gradient(self, parts: Tensor) -> Tensor:
+        """Return the gradient of the values from partial sums (P, N, 2 M - 1, C) of the coefficients' gradient."""
+        parts, C, K = fold_parts(parts), self.u.shape[1], 2 * self.modes - 1
+        out = torch.empty_like(self.values)
+        _values_gradient_kernel[self.N, triton.cdiv(C, SUM_CHANNELS)](
+            parts, self.value_factors, out, len(parts), C, RAW=self.raw, K=K, BP=SUM_PARTS, BC=SUM_CHANNELS
+        )
+        return out

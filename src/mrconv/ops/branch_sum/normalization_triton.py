@@ -15,24 +15,13 @@ from torch import Tensor
 import triton
 
 from .._common import constants
-from .._triton import fold_parts, narrow, widen
+from .._triton import add_parts, fold_parts, narrow, widen
 from .normalization import BackwardFactors, BranchWeights, ForwardFactors, Heights
 from .statistics import BatchStatistics
 
 PARTS, CHANNELS = 32, 32  # that a program adds at a time
 SEQUENCES = 256  # whose lengths a program adds at a time
 ELEMENTS = 2048  # running statistics that a program updates at a time
-
-
-@triton.jit
-def _sum_parts(parts, first, size, P, c, C, BP: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the sum over P parts of `size` elements of those at `first` + c."""
-    total = tl.zeros([BP, BC], tl.float64)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        at = parts + p.to(tl.int64)[:, None] * size + (first + c)[None, :]
-        total += widen(tl.load(at, (p < P)[:, None] & (c < C)[None, :], 0.0))
-    return tl.sum(total, 0)
 
 
 @triton.jit
@@ -80,8 +69,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     if (n == 0) & (tl.program_id(1) == 0):
         tl.store(count, narrow(valid, count))
     valid = tl.maximum(valid, 1.0)
-    first = _sum_parts(parts, n * C, 2 * branches * C, P, c, C, BP, BC)
-    second = _sum_parts(parts, (branches + n) * C, 2 * branches * C, P, c, C, BP, BC)
+    first = add_parts(parts, n * C, 2 * branches * C, P, c, C, BP, BC)
+    second = add_parts(parts, (branches + n) * C, 2 * branches * C, P, c, C, BP, BC)
     m = first / valid
     v = tl.maximum(second / valid - m * m, 0.0)
     if HEIGHTS:
@@ -117,11 +106,11 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     here = n * C + c
     size = (branches + 2) * C
-    inner = _sum_parts(parts, n * C, size, P, c, C, BP, BC)
-    g_sum = _sum_parts(parts, branches * C, size, P, c, C, BP, BC)
+    inner = add_parts(parts, n * C, size, P, c, C, BP, BC)
+    g_sum = add_parts(parts, branches * C, size, P, c, C, BP, BC)
     if SKIP:  # noqa: SIM102 (SKIP is known when the kernel is compiled)
         if n == 0:
-            g_u = _sum_parts(parts, (branches + 1) * C, size, P, c, C, BP, BC)
+            g_u = add_parts(parts, (branches + 1) * C, size, P, c, C, BP, BC)
             tl.store(dskip + c, narrow(g_u, dskip), c < C)
     m = widen(tl.load(mean + here, c < C, 0.0))
     rstd = 1.0 / tl.sqrt(widen(tl.load(var + here, c < C, 1.0)) + EPS)

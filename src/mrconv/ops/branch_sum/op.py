@@ -60,16 +60,29 @@ class ConstantKernels(NamedTuple):
 class ModeKernels(NamedTuple):
     """Causal kernels of M Fourier modes each.
 
-    Kernel b at lag tau < widths[b] is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) with w_m = 2 pi m / periods[b];
-    coefficients (N, C, 2 M - 1) are p_0, p_1, r_1, p_2, r_2, ...
+    Kernel b at lag tau < widths[b] is p_0 + sum_m p_m cos(w_m tau) + r_m sin(w_m tau) with w_m = 2 pi m / periods[b].
+    Without `factors`, values (N, C, 2 M - 1) are p_0, p_1, r_1, p_2, r_2, ... With `factors`, N * 2 M numbers, p_m and
+    r_m are values (N, C, M, 2) times the factors; those of r_0 do not count.
     """
 
-    coefficients: Tensor
+    values: Tensor
     widths: Sequence[int]
     periods: Sequence[int]
+    factors: Sequence[float] = ()
 
 
-Kernels = Sequence[Taps] | ModeKernels | ConstantKernels
+class PackedKernels(NamedTuple):
+    """Dense kernels in one tensor, values (C, sum of sizes), the first `causal` of them causal.
+
+    Causal kernels start at lag 0; anticausal ones start at lag -1 and run backwards.
+    """
+
+    values: Tensor
+    sizes: Sequence[int]
+    causal: int
+
+
+Kernels = Sequence[Taps] | PackedKernels | ModeKernels | ConstantKernels
 
 
 class BranchSum(NamedTuple):
@@ -117,15 +130,20 @@ def _select(u: Tensor, kernels: Kernels, backend: str) -> Selection:
         return Selection(Algorithm.MOVING_MODES, use_triton(u, "triton"))
     if isinstance(kernels, ConstantKernels):
         return Selection(Algorithm.MOVING_SUM, use_triton(u, "triton"))
+    if isinstance(kernels, PackedKernels):
+        lags = (range(n) if i < kernels.causal else range(-1, -1 - n, -1) for i, n in enumerate(kernels.sizes))
+        return select_branch_sum(u, [BranchShape(each, len(each)) for each in lags], backend)
     return select_branch_sum(u, [BranchShape(lags, values.shape[1]) for values, lags in kernels], backend)
 
 
 def _pack(kernels: Kernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor, tuple[Any, ...]]:
     """Return all kernels as one tensor, and the other arguments of the algorithm's op."""
     if isinstance(kernels, ModeKernels):
-        return kernels.coefficients, (list(kernels.widths), list(kernels.periods))
+        return kernels.values, (list(kernels.widths), list(kernels.periods), list(kernels.factors))
     if isinstance(kernels, ConstantKernels):
         return kernels.values, (list(kernels.factors), list(kernels.widths))
+    if isinstance(kernels, PackedKernels):
+        return _packed(kernels.values, list(kernels.sizes), kernels.causal, algorithm, triton)
     sizes = [len(kernel.lags) for kernel in kernels]
     if algorithm is Algorithm.TAPS:
         lags = [lag for kernel in kernels for lag in kernel.lags]
@@ -134,10 +152,14 @@ def _pack(kernels: Kernels, algorithm: Algorithm, triton: bool) -> tuple[Tensor,
         return torch.stack([kernel.values for kernel in kernels]), ([1.0] * len(sizes), sizes)
     causal = next((i for i, kernel in enumerate(kernels) if kernel.lags and kernel.lags[0] < 0), len(kernels))
     dense = [_dense(kernel, anticausal=i >= causal) for i, kernel in enumerate(kernels)]
-    layout = [kernel.shape[1] for kernel in dense], causal
-    if algorithm is Algorithm.TOEPLITZ:
-        return torch.cat(dense, 1).float(), layout
-    return torch.cat(dense, 1), (*layout, triton)
+    return _packed(torch.cat(dense, 1), [kernel.shape[1] for kernel in dense], causal, algorithm, triton)
+
+
+def _packed(
+    values: Tensor, sizes: list[int], causal: int, algorithm: Algorithm, triton: bool
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """Return dense kernels and their layout as the algorithm's op takes them."""
+    return (values.float(), (sizes, causal)) if algorithm is Algorithm.TOEPLITZ else (values, (sizes, causal, triton))
 
 
 def _dense(kernel: Taps, anticausal: bool) -> Tensor:
@@ -241,7 +263,7 @@ def _backward(algorithm, triton, grad, u, kernels, *rest):  # type: ignore[no-un
 def _register(
     name: str,
     layout: str,
-    load: Callable[[], Callable[..., Computation]],
+    load: Callable[[], type[Computation]],
     saved_shape: Callable[..., tuple[int, ...]] = lambda u, kernels, N, *layout: (0,),
     triton: Callable[..., bool] = lambda *layout: True,
 ) -> CustomOpDef:
@@ -290,16 +312,6 @@ def _register(
     return forward
 
 
-def _spectral(
-    u: Tensor, kernels: Tensor, lengths: Tensor | None, sizes: Sequence[int], causal: int, triton: bool
-) -> Computation:
-    if triton:
-        from .spectral_triton import SpectralBranchesTriton
-
-        return SpectralBranchesTriton(u, kernels, lengths, sizes, causal)
-    return SpectralBranches(u, kernels, lengths, sizes, causal)
-
-
 def _toeplitz() -> type[Computation]:
     from .toeplitz_triton import ToeplitzBranches
 
@@ -330,7 +342,7 @@ def _last(*layout: Any) -> bool:
 
 _OPS = {
     Algorithm.SPECTRAL: _register(
-        Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: _spectral, triton=_last
+        Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: SpectralBranches, triton=_last
     ),
     Algorithm.TOEPLITZ: _register(Algorithm.TOEPLITZ, "int[] sizes, int causal", _toeplitz, _toeplitz_saved),
     Algorithm.TAPS: _register(
@@ -342,6 +354,8 @@ _OPS = {
         _moving_sum,
         lambda u, kernels, N, *layout: (2, N, kernels.shape[1]),
     ),
-    Algorithm.MOVING_MODES: _register(Algorithm.MOVING_MODES, "int[] widths, int[] periods", _moving_modes),
+    Algorithm.MOVING_MODES: _register(
+        Algorithm.MOVING_MODES, "int[] widths, int[] periods, float[] factors", _moving_modes
+    ),
 }
 _TRITON_ONLY = (Algorithm.TOEPLITZ, Algorithm.MOVING_SUM, Algorithm.MOVING_MODES)

@@ -1,0 +1,1 @@
+"""Sequences of different lengths in one batch."""

@@ -1,1 +1,0 @@
-"""Weighted sum of kernels."""
