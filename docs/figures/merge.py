@@ -33,8 +33,10 @@ def draw(path: Path) -> None:
     assert isinstance(layer, MRConv)
     direction = layer.directions[0]
     kernels = [values[CHANNEL] for values, _ in direction.kernels()]
-    scaled = [values[CHANNEL] for values, _ in direction.weighted_kernels()[0]]
-    weights = [float(s @ k / (k @ k)) for s, k in zip(scaled, kernels, strict=True)]
+    scale, _ = direction.scale_and_bias()
+    assert scale is not None
+    weights = scale[:, CHANNEL].tolist()
+    scaled = [weight * values for weight, values in zip(weights, kernels, strict=True)]
     k_rep = sum(torch.nn.functional.pad(values, (0, layer.l_max - len(values))) for values in scaled)
     assert isinstance(k_rep, torch.Tensor)
 

@@ -143,15 +143,13 @@ class Branches(nn.Module):
         """The branches' weights (N, C); None if all are 1."""
         return self.alpha if self.decay is None else self.decay
 
-    def weighted_kernels(self, rate: float = 1.0) -> tuple[list[Taps], Tensor | None]:
-        """Return the kernels, weighted and normalised by the running statistics, and their bias (C,)."""
-        kernels, scale, bias = self.kernels(rate), self.weights, None
+    def scale_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the kernels' factors (N, C), normalised by the running statistics, and the bias (C,)."""
+        scale, bias = self.weights, None
         if self.norm is not None and scale is not None:
             gain, shift = (z.view_as(scale) for z in running_affine(self.norm))
             scale, bias = scale * gain, (scale * shift).sum(0)
-        if scale is not None:
-            kernels = [Taps(s[:, None] * values, lags) for s, (values, lags) in zip(scale, kernels, strict=True)]
-        return kernels, bias
+        return scale, bias
 
     def reference(self, x: Tensor, mask: Tensor | None, rate: float) -> Tensor:
         """Compute this direction's output by the paper's algorithm; x (B, C, L) is zero where mask is false."""

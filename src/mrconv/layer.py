@@ -279,17 +279,14 @@ class MRConv(Mixer, CachedIntegerBuffers):
         if self.merged:
             lags: Lags = range(-ahead, reach) if self.lags is None else self.integers("lags")
             return MergedKernel(self.weight, lags, self.bias)
-        kernels: list[Taps] = []
-        biases: list[Tensor] = []
-        for direction in self.directions:
-            weighted, bias = direction.weighted_kernels(rate)
-            kernels += weighted
-            biases += [] if bias is None else [bias]
-        values, lags = kernels[0]
-        if include_skip and self.D is not None:
-            kernels.append(Taps(self.D[:, None].to(values.dtype), range(1) if isinstance(lags, range) else (0,)))
-        merged = ops.merge(kernels, ahead, reach)
-        return MergedKernel(*merged, sum(biases) if biases else values.new_zeros(values.shape[0]))  # type: ignore[arg-type]
+        kernels = [kernel for direction in self.directions for kernel in direction.kernels(rate)]
+        scales, biases = zip(*(direction.scale_and_bias() for direction in self.directions), strict=True)
+        skip = self.D if include_skip else None
+        scale = None if scales[0] is None else scales[0] if len(scales) == 1 else torch.cat(scales)
+        merged = ops.merge(kernels, ahead, reach, scale, skip, self._backend)
+        C = kernels[0].values.shape[0]
+        bias = kernels[0].values.new_zeros(C) if biases[0] is None else sum(biases[1:], biases[0])
+        return MergedKernel(*merged, bias)
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.

@@ -19,10 +19,16 @@ def test_the_sliding_form_has_the_merged_kernel(name):
     assert torch.allclose(ssm.bias, bias)
 
 
+def weighted_kernels(layer):
+    scale, _ = layer.branches[0].scale_and_bias()
+    kernels = layer.branches[0].kernels(layer.rate)
+    return [(values if scale is None else scale[i, :, None] * values, lags) for i, (values, lags) in enumerate(kernels)]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrices_give_each_branch_kernel(name):
     layer = build(name)
-    ssm, kernels = layer.to_ssm(), layer.branches[0].weighted_kernels(layer.rate)[0]
+    ssm, kernels = layer.to_ssm(), weighted_kernels(layer)
     for i, (values, lags) in enumerate(kernels):
         powers = ssm.A[i] ** torch.arange(len(lags))[:, None]  # A**s
         kernel = (powers * ssm.B[i] @ ssm.C[i]).real.t()
@@ -45,7 +51,7 @@ def test_the_recurrence_gives_the_output(name):
 
 def appendix_errors(states):
     layer = build("fourier")
-    ssm, kernels = layer.to_ssm("fourier", states=states), layer.branches[0].weighted_kernels()[0]
+    ssm, kernels = layer.to_ssm("fourier", states=states), weighted_kernels(layer)
     errors = []
     for i in (1, 2):  # windows that are not cut
         values, lags = kernels[i]

@@ -10,8 +10,9 @@ from .conv import conv, conv_reference
 from .fft_conv.op import fft_conv, kernel_spectrum
 from .fft_conv.reference import fft_conv_reference
 from .fft_conv.spectra import fast_length
-from .kernel_taps import densify, merge
+from .kernel_taps import densify
 from .masking.op import mask_positions
+from .merge.op import merge
 from .select import Algorithm, BranchShape, Selection, select_branch_sum, select_conv
 from .synthesis.op import Mixture, synthesize, synthesize_packed, synthesize_with_taps
 from .synthesis.reference import synthesize_reference, synthesize_with_taps_reference

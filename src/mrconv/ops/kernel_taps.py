@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from ._common import Lags, Taps, constants
 
 
-def merge(kernels: Sequence[Taps], ahead: int, behind: int) -> Taps:
+def add_kernels(kernels: Sequence[Taps], ahead: int, behind: int) -> Taps:
     """Return the sum of kernels: at lags -ahead .. behind - 1 if all are dense, else at the union of their lags."""
-    dense = [(values, lags) for values, lags in kernels if isinstance(lags, range)]
+    dense = [_ascending(values, lags) for values, lags in kernels if isinstance(lags, range)]
     if len(dense) == len(kernels):
-        return Taps(_add_dense([_ascending(*kernel) for kernel in dense], range(-ahead, behind)), range(-ahead, behind))
+        return Taps(_add_dense(dense, range(-ahead, behind)), range(-ahead, behind))
     values = torch.cat([kernel.values for kernel in kernels], 1)
     lags = [lag for kernel in kernels for lag in kernel.lags]
     union = tuple(sorted(set(lags)))
