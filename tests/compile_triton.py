@@ -75,6 +75,8 @@ def main(capability):
         reparameterize(copy.deepcopy(layer).eval())(u, gelu=True)
         layer(u, gelu=True).sum().backward()
         layer(u, torch.tensor([1100, 60])).sum().backward()
+    layer = MRConv(32, 20000, kernel_size=8, bidirectional=True, combine="concat", backend="triton")
+    layer(torch.randn(2, 16384, 32, requires_grad=True)).sum().backward()
     for dtype in (torch.float32, torch.float16):
         ops.toeplitz_conv(torch.randn(2, 32, 100, dtype=dtype), torch.randn(32, 100))
     u = torch.randn(2, 1100, 32).bfloat16().requires_grad_()

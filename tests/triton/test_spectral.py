@@ -5,7 +5,8 @@ import torch
 
 from mrconv import ops
 from mrconv.ops import Algorithm, Selection, Taps
-from mrconv.ops.fft_conv import triton_kernels as spectra_triton
+from mrconv.ops.branch_sum import spectral_triton
+from mrconv.ops.fft_conv import triton_kernels as fft_triton
 
 from ..conftest import slow_except
 from ..ops.test_ops import synthesis_arguments
@@ -14,10 +15,12 @@ from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 @pytest.fixture
 def _slices(request, monkeypatch):
-    """Whole batches at some lengths, one pair at a time at others."""
+    """Whole batches and FFTs at some lengths, one pair at a time and FFTs in four rows at others."""
     if request.node.callspec.params["L"] in (2, 63):
-        monkeypatch.setattr(spectra_triton.TritonEngine, "slice_bytes", 1)
-        monkeypatch.setattr(spectra_triton, "MAX_PAIRS", 1)
+        monkeypatch.setattr(fft_triton.TritonEngine, "slice_bytes", 1)
+        monkeypatch.setattr(fft_triton, "MAX_PAIRS", 1)
+        monkeypatch.setattr(fft_triton, "WHOLE", 16)
+        monkeypatch.setattr(spectral_triton, "SLICE_BYTES", 1)
 
 
 @pytest.mark.usefixtures("_slices")
@@ -44,7 +47,10 @@ BRANCHES = [
 @pytest.mark.parametrize("L", slow_except(LENGTHS, 1, 130))
 @pytest.mark.parametrize("lags", BRANCHES, ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(("masked", "channels_last", "skipped"), [(False, True, True), (True, False, False)])
-def test_branch_sum(L, lags, masked, channels_last, skipped):
+@pytest.mark.parametrize("short", [0, 8, 512])
+def test_branch_sum(L, lags, masked, channels_last, skipped, short, monkeypatch):
+    monkeypatch.setattr(spectral_triton, "SHORT", short)
+    monkeypatch.setattr(spectral_triton, "SPLITS", 2)  # fewer programs, for the interpreter
     u, lengths, mask = inputs(L, channels_last, masked)
     values = [double(5, len(at)) for at in lags]
 
@@ -58,6 +64,21 @@ def test_branch_sum(L, lags, masked, channels_last, skipped):
     fast, reference = run(ops.branch_sum, Selection(Algorithm.SPECTRAL, True)), run(ops.branch_sum_reference)
     skip_and_beta = [double(5), double(len(lags), 5)] if skipped else []
     assert_same(fast, reference, u, double(len(lags), 5), *values, *skip_and_beta)
+
+
+@pytest.mark.parametrize(("scaled", "skipped"), [(True, False), (False, True)])
+@pytest.mark.parametrize("lags", [BRANCHES[1], [range(9), range(9, 12), range(-1, -3, -1), range(-3, -9, -1)]])
+def test_merge(lags, scaled, skipped):
+    ahead, behind = (150, 12) if lags is BRANCHES[1] else (9, 20)
+
+    def run(backend):
+        def call(scale, skip, *values):
+            kernels = [Taps(*kernel) for kernel in zip(values, lags, strict=True)]
+            return ops.merge(kernels, ahead, behind, scale if scaled else None, skip if skipped else None, backend)[0]
+
+        return call
+
+    assert_same(run("triton"), run("torch"), double(len(lags), 5), double(5), *(double(5, len(at)) for at in lags))
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (8, 16, 130), (5, 10, 300)])

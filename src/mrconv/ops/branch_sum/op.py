@@ -263,7 +263,7 @@ def _backward(algorithm, triton, grad, u, kernels, *rest):  # type: ignore[no-un
 def _register(
     name: str,
     layout: str,
-    load: Callable[[], type[Computation]],
+    load: Callable[[], Callable[..., Computation]],
     saved_shape: Callable[..., tuple[int, ...]] = lambda u, kernels, N, *layout: (0,),
     triton: Callable[..., bool] = lambda *layout: True,
 ) -> CustomOpDef:
@@ -312,6 +312,16 @@ def _register(
     return forward
 
 
+def _spectral(
+    u: Tensor, kernels: Tensor, lengths: Tensor | None, sizes: Sequence[int], causal: int, triton: bool
+) -> Computation:
+    if triton:
+        from .spectral_triton import SpectralBranchesTriton
+
+        return SpectralBranchesTriton(u, kernels, lengths, sizes, causal)
+    return SpectralBranches(u, kernels, lengths, sizes, causal)
+
+
 def _toeplitz() -> type[Computation]:
     from .toeplitz_triton import ToeplitzBranches
 
@@ -342,7 +352,7 @@ def _last(*layout: Any) -> bool:
 
 _OPS = {
     Algorithm.SPECTRAL: _register(
-        Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: SpectralBranches, triton=_last
+        Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: _spectral, triton=_last
     ),
     Algorithm.TOEPLITZ: _register(Algorithm.TOEPLITZ, "int[] sizes, int causal", _toeplitz, _toeplitz_saved),
     Algorithm.TAPS: _register(

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common import compute_dtype
-from ..fft_conv.spectra import Addend, Epilogue, Timeline, TorchEngine, spectral_engine
+from ..fft_conv.spectra import Addend, BranchEngine, Timeline
 from .statistics import cumulative_sum
 
 
@@ -44,14 +44,16 @@ class _Group:
 class _Direction:
     """The input in one direction's time, right-aligned, and that direction's kernels, delayed by one if reversed.
 
-    The kernels are cut to the input's length and grouped. The energy of `powers` comes from the input's power spectrum
-    minus the `tails`. The longest kernels have tails as long as the input; they are `direct`: their outputs are
-    computed.
+    The kernels are cut to the input's length and grouped. The energy of `tails` comes from the input's power spectrum
+    minus the outputs past the end. The longest kernels have tails as long as the input; they are `direct`: their
+    outputs are computed.
     """
 
-    def __init__(self, engine: TorchEngine, line: Timeline, kernels: Sequence[Tensor], branches: slice, n: int) -> None:
+    def __init__(
+        self, engine: BranchEngine, line: Timeline, kernels: Sequence[Tensor], branches: slice, n: int
+    ) -> None:
         self.engine, self.line, self.branches, self.n, self.delay = engine, line, branches, n, int(line.reverse)
-        B, C, L = line.x.shape
+        _, C, L = line.x.shape
         self.cumulative = cumulative_sum(engine.total(line)).flip(1).to(engine.dtype)  # S[L-1], S[L-2], ..., (C, L)
         self.sizes = [k.shape[1] for k in kernels]
         lengths = [min(self.delay + size, L) for size in self.sizes]
@@ -72,20 +74,12 @@ class _Direction:
             return _Group(some, stacked, fft)
 
         self.direct = [group(*each) for each in zip(members[short:], ffts[short:], strict=True)]
-        if short and engine.powers_together(len(kernels), B):
-            together = group(slice(0, members[short - 1].stop), n)
-            self.powers = [together]
-            self.tails = [
-                _Group(some, together.kernels[some, :, : max(lengths[some])], fft)
-                for some, fft in zip(members[:short], ffts[:short], strict=True)
-            ]
-        else:
-            self.powers = self.tails = [group(*each) for each in zip(members[:short], ffts[:short], strict=True)]
+        self.tails = [group(*each) for each in zip(members[:short], ffts[:short], strict=True)]
 
     @property
     def parts(self) -> list[_Group]:
         """Groups that contain every branch once."""
-        return [*self.powers, *self.direct]
+        return [*self.tails, *self.direct]
 
     def concatenated(self, parts: Sequence[Tensor]) -> Tensor:
         """Return tensors like the parts' kernels (g, C, l) in the layout of the original kernels, (C, taps)."""
@@ -99,7 +93,7 @@ class _Direction:
         """
         B, C, L = self.line.x.shape
         for batch in self.engine.slices(B, C, group.fft, 1 + len(group.kernels)):
-            last = self.engine.spectrum(self.line, group.fft, first=L - group.length + 1, batch=batch)
+            last = self.engine.transform(self.line, group.fft, first=L - group.length + 1, batch=batch)
             yield batch, last, self.engine.inverse(self.engine.product(last, weights), group.fft)
 
     def outputs(self, group: _Group, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -107,7 +101,7 @@ class _Direction:
         B, C, _ = self.line.x.shape
         weights = self.in_input_time(self.engine.kernels(group.kernels, self.n)) / self.n
         for batch in self.engine.slices(B, C, self.n, 1 + len(group.kernels)):
-            some = spectrum[self.engine.signals(batch)]
+            some = spectrum[batch]
             yield some, self.engine.inverse(self.engine.product(some, weights), self.n)
 
     def in_input_time(self, spectrum: Tensor) -> Tensor:
@@ -134,15 +128,13 @@ class SpectralBranches:
 
     heights = None
 
-    def __init__(
-        self, u: Tensor, kernels: Tensor, lengths: Tensor | None, sizes: Sequence[int], causal: int, triton: bool
-    ) -> None:
+    def __init__(self, u: Tensor, kernels: Tensor, lengths: Tensor | None, sizes: Sequence[int], causal: int) -> None:
         dtype = compute_dtype(u, kernels)
-        self.engine, self.u, self.L = spectral_engine(dtype, triton), u, u.shape[-1]
+        self.engine, self.u, self.L = BranchEngine(dtype), u, u.shape[-1]
         self.behind = min(max(sizes[:causal], default=1), self.L)
         self.ahead = min(max(sizes[causal:], default=0), self.L - 1)
         self.n = self.engine.fast_length(2 * self.L)
-        self.spectrum = self.engine.spectrum(Timeline(u), self.n)
+        self.spectrum = self.engine.transform(Timeline(u), self.n)
         self.power = self.engine.power(self.spectrum)  # (C, n / 2 + 1)
         each = kernels.to(dtype).split(list(sizes), 1)
         both = (False, slice(causal)), (True, slice(causal, len(sizes)))
@@ -175,7 +167,7 @@ class SpectralBranches:
         """Return the sum of c_b^2 of one direction's branches, (N, C)."""
         engine = self.engine
         energy = self.power.new_zeros(len(direction.sizes), self.power.shape[0])
-        for group in direction.powers:
+        for group in direction.tails:
             power = _square(engine.kernels(group.kernels, group.fft)).mul_(self.power_for(group, direction.delay))
             energy[group.members] = (2 * power.sum(-1) - power[..., 0] - power[..., -1]) / group.fft
         for group in direction.tails:
@@ -192,7 +184,7 @@ class SpectralBranches:
         """Return sum_b (scale_b c_b + shift_b) + skip u, as one convolution; overwrites the input's spectrum."""
         y, engine = torch.empty_like(self.u), self.engine
         signals = engine.inverse(engine.scale_(self.spectrum, self._merged(scale, skip)), self.n)
-        engine.output(signals, self.ahead, y, Epilogue(shift.sum(0)))
+        engine.write(signals, self.ahead, y, shift.sum(0))
         return y
 
     def _merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
@@ -213,7 +205,7 @@ class SpectralBranches:
     def products(self, grad: Tensor) -> Tensor:
         """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
         engine, line = self.engine, Timeline(grad)
-        self.g = engine.spectrum(line, self.n, at=self.ahead)
+        self.g = engine.transform(line, self.n, at=self.ahead)
         dk_rep = engine.taps(engine.cross(self.spectrum, self.g), self.n)[..., : self.ahead + self.behind]
         self.dk = [self._taps_of(direction, dk_rep) for direction in self.directions]
         inner = [
@@ -246,7 +238,7 @@ class SpectralBranches:
         signals = engine.add_(signals, self.spectrum, factor / self.n)
         del self.spectrum, self.g
         du = torch.empty_like(self.u)
-        engine.output(engine.inverse(signals, self.n), 0, du, Epilogue(addends=addends))
+        engine.write(engine.inverse(signals, self.n), 0, du, addends=addends)
         return du, torch.cat(dkernels, 1)
 
 
@@ -267,9 +259,9 @@ class _DirectionGradient:
         The gradients through direct branches are added to the spectrum du.
         """
         direction, branches, engine = self.direction, self.branches, self.branches.engine
-        L, n, powers = branches.L, branches.n, direction.powers
+        L, n, tails = branches.L, branches.n, direction.tails
         even, factor = self.steps.new_zeros(self.steps.shape), torch.zeros_like(branches.power)
-        for group, dk in zip(powers, self.dk[: len(powers)], strict=True):
+        for group, dk in zip(tails, self.dk[: len(tails)], strict=True):
             K, qs, length = engine.kernels(group.kernels, group.fft), self.q[group.members, :, None], group.length
             square = (qs * _square(K)).sum(0)
             if group.fft == n:
@@ -278,9 +270,9 @@ class _DirectionGradient:
                 even[:, :length] -= engine.taps(square.to(K.dtype), group.fft)[..., :length]
             power = branches.power_for(group, direction.delay)
             dk.addcmul_(qs, engine.taps(K.mul_(power), group.fft)[..., :length], value=-1)
-        if any(group.fft != n for group in powers):
+        if any(group.fft != n for group in tails):
             factor += engine.kernels(_circular(even, n), n).real
-        for group, dk in zip(direction.direct, self.dk[len(powers) :], strict=True):
+        for group, dk in zip(direction.direct, self.dk[len(tails) :], strict=True):
             qs, K, start = self.q[group.members, :, None], engine.kernels(group.kernels, n), 0
             back, inner = -torch.conj_physical(direction.in_input_time(qs * K)) / n, torch.zeros_like(K)
             for some, y in direction.outputs(group, branches.spectrum):
@@ -295,17 +287,16 @@ class _DirectionGradient:
     def addend(self) -> Addend:
         """Return the gradient of u through the tails and the constants a_b, and add the tails' part to `dk`."""
         direction, engine, L = self.direction, self.branches.engine, self.branches.L
-        late = engine.zeros(self.steps, *self.branches.u.shape)
-        for i, group in enumerate(direction.tails):
+        late = self.steps.new_zeros(self.branches.u.shape)
+        for group, dk in zip(direction.tails, self.dk, strict=False):
             length, m = group.length, group.fft
             if length > 1:
-                dk = self.dk[i] if direction.powers is direction.tails else self.dk[0][group.members]
                 qs, K = self.q[group.members, :, None], engine.kernels(group.kernels, m) / m
                 back, inner = torch.conj_physical(qs * K), torch.zeros_like(K)
                 for batch, last, y in direction.past_the_end(group, K):
                     T = engine.forward_again(engine.keep_(y, length - 1, 2 * length - 2), m)
                     inner += engine.cross(last, T)
                     du = engine.inverse(engine.combine_(T, back), m)
-                    late[engine.signals(batch), :, L - length + 1 :] += du[..., : length - 1]
+                    late[batch, :, L - length + 1 :] += du[..., : length - 1]
                 dk[..., :length].addcmul_(qs, engine.taps(inner, m)[..., :length])
         return Addend(direction.line, late, cumulative_sum(self.steps).flip(-1))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common import bias_gradient, compute_dtype, empty_contiguous, reject_forward_mode, use_triton
-from .spectra import Epilogue, Timeline, spectral_engine
+from .spectra import spectral_engine
 
 
 def fft_conv(
@@ -45,8 +45,8 @@ class _Plan:
         self.engine = spectral_engine(compute_dtype(u, kernel), triton)
         self.n = self.engine.fast_length(max(L + self.behind - 1, L + self.ahead))
         if spectrum is None:
-            taps = kernel[:, lead - self.ahead : lead + self.behind].to(self.engine.dtype)
-            self.kernel = self.engine.kernels(taps / self.n, self.n)
+            taps = kernel[:, lead - self.ahead : lead + self.behind]
+            self.kernel = self.engine.weights(taps, self.ahead, self.n)
         else:
             if spectrum.shape != (kernel.shape[0], self.n // 2 + 1, 2):
                 raise ValueError(f"spectrum {tuple(spectrum.shape)} is not this kernel's for an input of length {L}")
@@ -64,8 +64,8 @@ def _fft_conv(
     plan, y = _Plan(u, kernel, lead, triton, spectrum), torch.empty_like(u)
     engine = plan.engine
     for some in plan.slices(u):
-        spectrum = engine.scale_(engine.spectrum(Timeline(u), plan.n, batch=some), plan.kernel)
-        engine.output(engine.inverse(spectrum, plan.n), plan.ahead, y[some], Epilogue(bias, gelu=gelu))
+        signals = engine.inverse(engine.scale_(engine.spectrum(u[some], plan.n), plan.kernel), plan.n)
+        engine.output(signals, y[some], bias, gelu)
     return y
 
 
@@ -73,14 +73,18 @@ def _fft_conv(
 def fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int, triton: bool) -> tuple[Tensor, Tensor]:
     """Return the gradients of u and of the kernel, also for `toeplitz_conv`."""
     plan, du = _Plan(u, kernel, lead, triton), torch.empty_like(u)
-    engine, back = plan.engine, torch.conj_physical(plan.kernel)
-    cross = torch.zeros_like(plan.kernel)
+    engine, n, ahead, behind = plan.engine, plan.n, plan.ahead, plan.behind
+    if u.numel() == 0:
+        return du, torch.zeros_like(kernel, memory_format=torch.contiguous_format)
+    cross = None
     for some in plan.slices(u):
-        g = engine.spectrum(Timeline(grad), plan.n, at=plan.ahead, batch=some)
-        cross += engine.cross(engine.spectrum(Timeline(u), plan.n, batch=some), g)
-        engine.output(engine.inverse(engine.scale_(g, back), plan.n), 0, du[some])
-    dk = engine.taps(cross, plan.n)[..., : plan.ahead + plan.behind]
-    dk = F.pad(dk, (lead - plan.ahead, kernel.shape[-1] - lead - plan.behind))
+        g = engine.spectrum(grad[some], n)
+        cross = engine.cross_and_scale_(cross, engine.spectrum(u[some], n), g, plan.kernel)
+        engine.output(engine.inverse(g, n), du[some])
+    assert cross is not None
+    dk = engine.taps(cross, n)
+    dk = torch.cat([dk[:, n - ahead :], dk[:, :behind]], 1) if ahead else dk[:, :behind]
+    dk = F.pad(dk, (lead - ahead, kernel.shape[-1] - lead - behind)) if dk.shape != kernel.shape else dk
     return du, dk.to(kernel.dtype).contiguous()
 
 
@@ -104,7 +108,8 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.gelu:
         grad = torch.ops.aten.gelu_backward(grad, _fft_conv(u, kernel, bias, None, ctx.lead, False, ctx.triton))
     du, dk = fft_conv_backward(grad, u, kernel, ctx.lead, ctx.triton)
-    return du, dk, bias_gradient(grad, bias), None, None, None, None
+    dbias = bias_gradient(grad, bias) if ctx.needs_input_grad[2] else None
+    return du, dk, dbias, None, None, None, None
 
 
 _fft_conv.register_autograd(_backward, setup_context=_setup)

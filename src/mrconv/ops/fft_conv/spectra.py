@@ -1,8 +1,8 @@
-"""The engine of the spectral algorithms: FFTs of batches and operations on their spectra, in plain torch.
+"""Engines of the spectral algorithms: FFTs of batches and operations on their spectra, in plain torch.
 
 An engine transforms a batch (B, C, L) into spectra (R, C, f) of R signals and back, and sums over signals. A signal is
 one sequence here and a pair of sequences in `triton_kernels.py`. Inverse transforms of signals are not normalised: the
-factor 1/n belongs to the weights.
+factor 1/n belongs to the weights. `BranchEngine` has the operations of branch sums.
 """
 
 from __future__ import annotations
@@ -27,6 +27,65 @@ def fast_length(n: int) -> int:
         if rest == 1:
             return n
         n += 2
+
+
+class TorchEngine:
+    """Spectra of real sequences, one signal each."""
+
+    slice_bytes = 2**24  # of one spectrum: above this size, allocation costs more than computation
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    fast_length = staticmethod(fast_length)
+
+    def slices(self, B: int, C: int, n: int, copies: int = 1) -> Iterator[slice]:
+        """Yield slices of the batch, small enough for `copies` spectra of length n to stay in cache."""
+        step = max(1, self.slice_bytes // (copies * C * n * self.dtype.itemsize))
+        return (slice(start, min(start + step, B)) for start in range(0, B, step))
+
+    def weights(self, taps: Tensor, ahead: int, n: int) -> Tensor:
+        """Return the spectrum (C, f) of taps (C, l) at lags -ahead .. l - ahead - 1, divided by n."""
+        placed = F.pad(taps.to(self.dtype) / n, (0, n - taps.shape[1]))
+        return rfft(placed.roll(-ahead, 1) if ahead else placed)
+
+    def spectrum(self, x: Tensor, n: int) -> Tensor:
+        """Transform a batch (B, C, L), padded to n, into signals (R, C, f)."""
+        return rfft(x.to(self.dtype), n)
+
+    def inverse(self, X: Tensor, n: int) -> Tensor:
+        """Transform signals (..., R, C, f) back into (..., R, C, n), times n."""
+        return irfft(X, n, norm="forward")
+
+    def scale_(self, X: Tensor, W: Tensor) -> Tensor:
+        """Multiply signals by (C, f), in place."""
+        return X.mul_(W)
+
+    def cross_and_scale_(self, cross: Tensor | None, X: Tensor, G: Tensor, W: Tensor) -> Tensor:
+        """Return cross plus the sum of conj(X) G over signals; multiply G by conj(W), in place."""
+        total = (torch.conj_physical(X) * G).sum(0)
+        G.mul_(torch.conj_physical(W))
+        return total if cross is None else cross.add_(total)
+
+    def taps(self, cross: Tensor, n: int) -> Tensor:
+        """Transform a sum over signals back into (C, n), normalised."""
+        return irfft(cross, n)
+
+    def output(self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False) -> None:
+        """Write the first positions of signals in time to a batch; add a bias (C,) and apply GELU if asked to."""
+        y = y[..., : out.shape[-1]]
+        if bias is not None:
+            y += bias[:, None]
+        out.copy_(F.gelu(y) if gelu else y)
+
+
+def spectral_engine(dtype: torch.dtype, triton: bool) -> TorchEngine:
+    """Return the engine that computes in this dtype, with Triton or with plain torch."""
+    if triton:
+        from .triton_kernels import TritonEngine
+
+        return TritonEngine(dtype)
+    return TorchEngine(dtype)
 
 
 @dataclass(frozen=True)
@@ -61,39 +120,11 @@ class Addend:
     shared: Tensor
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """The last steps of an output: add a bias (C,) and addends, then apply GELU."""
+class BranchEngine(TorchEngine):
+    """Operations of branch sums on sequences in the time of a direction."""
 
-    bias: Tensor | None = None
-    addends: Sequence[Addend] = ()
-    gelu: bool = False
-
-
-NO_EPILOGUE = Epilogue()
-
-
-class TorchEngine:
-    """Spectra of real sequences, one signal each."""
-
-    slice_bytes = 2**24  # of one spectrum: above this size, allocation costs more than computation
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    fast_length = staticmethod(fast_length)
-
-    def powers_together(self, branches: int, B: int) -> bool:
-        """Return whether all branches' spectra should be as long as the input's: fewer launches, more work."""
-        return False
-
-    def slices(self, B: int, C: int, n: int, copies: int = 1) -> Iterator[slice]:
-        """Yield slices of the batch, small enough for `copies` spectra of length n to stay in cache."""
-        step = max(1, self.slice_bytes // (copies * C * n * self.dtype.itemsize))
-        return (slice(start, min(start + step, B)) for start in range(0, B, step))
-
-    def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, batch: slice = slice(None)) -> Tensor:
-        """Transform x[first:] of a timeline's sequences, placed at position `at` of n, into signals (R, C, f)."""
+    def transform(self, line: Timeline, n: int, first: int = 0, at: int = 0, batch: slice = slice(None)) -> Tensor:
+        """Transform x[first:] of a timeline's sequences, placed at position `at` of n, into (B, C, f)."""
         line = line.select(batch)
         x = line.moved(line.x.to(self.dtype))[..., first:]
         return rfft(F.pad(x, (at, 0)) if at else x, n)
@@ -101,14 +132,6 @@ class TorchEngine:
     def kernels(self, k: Tensor, n: int) -> Tensor:
         """Transform kernels (..., C, l) into (..., C, f)."""
         return rfft(k, n)
-
-    def taps(self, spectrum: Tensor, n: int) -> Tensor:
-        """Transform (..., C, f) back into (..., C, n), normalised."""
-        return irfft(spectrum, n)
-
-    def inverse(self, X: Tensor, n: int) -> Tensor:
-        """Transform signals (..., R, C, f) back into (..., R, C, n), times n."""
-        return irfft(X, n, norm="forward")
 
     def forward_again(self, y: Tensor, n: int) -> Tensor:
         """Transform signals in time (..., R, C, n) into spectra."""
@@ -121,10 +144,6 @@ class TorchEngine:
     def power(self, A: Tensor) -> Tensor:
         """Sum |A|^2 over signals: (C, f)."""
         return (A.real.square() + A.imag.square()).sum(0)
-
-    def scale_(self, X: Tensor, W: Tensor) -> Tensor:
-        """Multiply signals by (C, f), in place."""
-        return X.mul_(W)
 
     def product(self, X: Tensor, W: Tensor) -> Tensor:
         """Return signals (R, C, f) times each of (g, C, f): (g, R, C, f)."""
@@ -157,28 +176,13 @@ class TorchEngine:
             return line.moved(line.x.sum(0, dtype=torch.float64))
         return line.moved(line.x).sum(0, dtype=torch.float64)
 
-    def zeros(self, like: Tensor, *shape: int) -> Tensor:
-        """Return zeros for all sequences (B, C, L), as signals."""
-        return like.new_zeros(*shape, dtype=self.dtype)
-
-    def signals(self, batch: slice) -> slice:
-        """Return the slice of signals that hold these sequences."""
-        return batch
-
-    def output(self, y: Tensor, at: int, out: Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
-        """Write signals in time, from position `at` on, through the epilogue, to a batch; overwrites the signals."""
+    def write(
+        self, y: Tensor, at: int, out: Tensor, shift: Tensor | None = None, addends: Sequence[Addend] = ()
+    ) -> None:
+        """Write sequences in time, from position `at` on, plus a shift (C,) and addends, to a batch; overwrites y."""
         y = y[..., at : at + out.shape[-1]]
-        if epilogue.bias is not None:
-            y += epilogue.bias[:, None]
-        for addend in epilogue.addends:
+        if shift is not None:
+            y += shift[:, None]
+        for addend in addends:
             y += addend.line.moved(addend.signals.add_(addend.shared), -1)
-        out.copy_(F.gelu(y) if epilogue.gelu else y)
-
-
-def spectral_engine(dtype: torch.dtype, triton: bool) -> TorchEngine:
-    """Return the engine that computes in this dtype, with Triton or with plain torch."""
-    if triton:
-        from .triton_kernels import TritonEngine
-
-        return TritonEngine(dtype)
-    return TorchEngine(dtype)
+        out.copy_(y)

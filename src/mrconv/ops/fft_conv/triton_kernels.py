@@ -1,8 +1,11 @@
-"""The engine of the spectral algorithms in Triton: a signal is a pair of real sequences in one complex sequence.
+"""Triton kernels of the spectral algorithms: a signal is a pair of real sequences in one complex sequence.
 
 The kernels are real, so FFT(u_1 + i u_2) times a kernel's spectrum is the spectrum of y_1 + i y_2, and pairs are never
 separated. The real part of the inverse FFT of sum conj(A) T over pairs is the sum over sequences. cuFFT computes the
 FFTs; loading, products, sums over the batch and storing are one Triton kernel each.
+
+cuFFT passes over memory twice for long FFTs. These are divided: n = 4 m, and the butterflies over four rows of m
+positions are part of loading and storing; cuFFT transforms the rows. Frequency f = k + 4 i is then stored at k m + i.
 """
 
 from __future__ import annotations
@@ -16,27 +19,40 @@ from torch import Tensor
 import triton
 
 from .._triton import gelu as gelu_of
-from .._triton import narrow, offsets, widen
-from .spectra import NO_EPILOGUE, Addend, Epilogue, Timeline, TorchEngine, fast_length
+from .._triton import narrow, offsets
+from .spectra import TorchEngine, fast_length
 
 # Tile sizes are the fastest of those tried on an H200.
 TILE_TIME, TILE_CHANNELS = 32, 64  # of a tile that is transposed
-SUM_TIME, SUM_CHANNELS = 16, 32  # of a tile that is summed over the batch
+ROWS_TIME, ROWS_CHANNELS = 16, 32  # of a tile that is transposed, for each of four rows
 WIDTH = 512  # frequencies per program
+PLACE_WIDTH = 1024  # positions per program that places a kernel
 CHUNK = 4  # signals per program, which share a weight
 MAX_PAIRS = 2**15  # per launch: half of what an axis of the grid holds
-SPLITS = 16  # programs per channel that compute its energy
+WHOLE, DIVIDED = 2**13, 2**15  # the longest FFT that cuFFT computes in one pass, and the longest to divide
+
+
+def rows_of(n: int) -> int:
+    """Return the number of rows that an FFT of length n is divided into: 1 or 4."""
+    return 4 if WHOLE < n <= DIVIDED and n % 4 == 0 else 1
 
 
 @triton.jit
-def _complex(x, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_complex(x, start, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load complex numbers start .. start + WIDTH - 1 of n, as real and imaginary parts."""
     j = 2 * start + tl.arange(0, 2 * WIDTH)
     return tl.split(tl.reshape(tl.load(x + j, j < 2 * n, 0.0), [WIDTH, 2]))
 
 
 @triton.jit
-def _weight(w, f, n):  # type: ignore[no-untyped-def]
+def store_complex(x, start, n, re, im, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store complex numbers at start .. start + WIDTH - 1 of n."""
+    j = 2 * start + tl.arange(0, 2 * WIDTH)
+    tl.store(x + j, tl.interleave(re, im), j < 2 * n)
+
+
+@triton.jit
+def load_weight(w, f, n):  # type: ignore[no-untyped-def]
     """Load a real kernel's spectrum, stored at 0 .. n / 2, at any frequencies below n."""
     far = f > n // 2
     k = 2 * tl.where(far, n - f, f)
@@ -46,322 +62,272 @@ def _weight(w, f, n):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _store(x, start, n, re, im, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    j = 2 * start + tl.arange(0, 2 * WIDTH)
-    tl.store(x + j, tl.interleave(re, im), j < 2 * n)
-
-
-@triton.jit(do_not_specialize=["B", "C", "L", "first", "at"])
-def _pack_kernel(  # type: ignore[no-untyped-def]
-    x, ends, out, B, C, L, n, first, at, x_b, x_c, x_l,
-    REVERSE: tl.constexpr, MOVED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    start = tl.program_id(0) * BL
-    j = start + tl.arange(0, BL)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    p = tl.program_id(2).to(tl.int64)
-    i = j - at + first
-    there = (j >= at) & (i < L)
-    t = i
-    if REVERSE:
-        t = L - 1 - i
-    if MOVED:
-        t = i - L + tl.load(ends + 2 * p).to(tl.int32)
-    wide = out.dtype.element_ty
-    inside = (there & (t >= 0))[:, None] & (c < C)[None, :]
-    re = tl.load(x + 2 * p * x_b + offsets(t, c, x_l, x_c), inside, 0.0).to(wide)
-    if MOVED:
-        t = i - L + tl.load(ends + 2 * p + 1, 2 * p + 1 < B, 0).to(tl.int32)
-    inside = (there & (t >= 0))[:, None] & (c < tl.where(2 * p + 1 < B, C, 0))[None, :]
-    im = tl.load(x + (2 * p + 1) * x_b + offsets(t, c, x_l, x_c), inside, 0.0).to(wide)
-    both = tl.interleave(tl.trans(re), tl.trans(im))
-    k = 2 * start + tl.arange(0, 2 * BL)
-    base = (p * C + c) * (2 * n)
-    tl.store(out + base[:, None] + k[None, :], both, (c < C)[:, None] & (k < 2 * n)[None, :])
+def _frequency(i, n, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the frequency that is stored at position i."""
+    if ROWS == 1:
+        return i
+    m = n // ROWS
+    return i // m + ROWS * (i % m)
 
 
 @triton.jit
-def _part(y, p, c, i, odd, C, n, inside):  # type: ignore[no-untyped-def]
-    """Load real or imaginary parts, as (positions, channels)."""
-    base = (p * C + c) * (2 * n)
-    return tl.load(y + base[None, :] + (2 * i + odd)[:, None], inside, 0.0)
+def _twiddle(i, n, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return cos and sin of 2 pi i / n."""
+    angle = i.to(dtype) * (6.283185307179586 / n.to(dtype))
+    return tl.cos(angle), tl.sin(angle)
 
 
-@triton.jit(do_not_specialize=["B", "C", "L", "at"])
-def _output_kernel(  # type: ignore[no-untyped-def]
-    y, out, bias, ends, causal, causal_shared, anticausal, anticausal_shared, B, C, L, n, at, o_b, o_c, o_l,
-    BIAS: tl.constexpr, CAUSAL: tl.constexpr, ANTICAUSAL: tl.constexpr, MOVED: tl.constexpr, GELU: tl.constexpr,
-    BL: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def _times(a, b, c, d):  # type: ignore[no-untyped-def]
+    """Return (a + i b) (c + i d)."""
+    return a * c - b * d, a * d + b * c
+
+
+@triton.jit
+def _load_pair(x, p, t, c, B, C, L, x_b, x_c, x_l, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load positions t and channels c of the sequences of a pair, as (channels, positions)."""
+    at = offsets(t, c, x_l, x_c)
+    there = (t < L)[:, None]
+    re = tl.load(x + 2 * p * x_b + at, there & (c < C)[None, :], 0.0).to(dtype)
+    im = tl.load(x + (2 * p + 1) * x_b + at, there & (c < tl.where(2 * p + 1 < B, C, 0))[None, :], 0.0).to(dtype)
+    return tl.trans(re), tl.trans(im)
+
+
+@triton.jit(do_not_specialize=["B", "C", "L"])
+def _pack_kernel(  # type: ignore[no-untyped-def]
+    x, out, B, C, L, n, x_b, x_c, x_l, ROWS: tl.constexpr, FILLED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr
+):
+    """Store pairs of sequences (B, C, L), padded to n; the last two of four rows are zero if FILLED is 2."""
+    m = n // ROWS
     start = tl.program_id(0) * BL
-    t = start + tl.arange(0, BL)
+    i = start + tl.arange(0, BL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     p = tl.program_id(2).to(tl.int64)
-    k = 2 * (start + at) + tl.arange(0, 2 * BL)
-    both = tl.load(y + ((p * C + c) * (2 * n))[:, None] + k[None, :], (c < C)[:, None] & (k < 2 * n)[None, :], 0.0)
-    re, im = tl.split(tl.reshape(both, [BC, BL, 2]))
+    dtype: tl.constexpr = out.dtype.element_ty
+    k = 2 * start + tl.arange(0, 2 * BL)
+    inside = (c < C)[:, None] & (k < 2 * m)[None, :]
+    at = out + ((p * C + c) * (2 * n))[:, None] + k[None, :]
+    a, b = _load_pair(x, p, i, c, B, C, L, x_b, x_c, x_l, dtype)
+    if ROWS == 1:
+        tl.store(at, tl.interleave(a, b), inside)
+    else:
+        d, e = _load_pair(x, p, tl.where(i < m, i + m, L), c, B, C, L, x_b, x_c, x_l, dtype)
+        if FILLED == 2:
+            re0, im0, re1, im1, re2, im2, re3, im3 = a + d, b + e, a + e, b - d, a - d, b - e, a - e, b + d
+        else:
+            h, j = _load_pair(x, p, tl.where(i < m, i + 2 * m, L), c, B, C, L, x_b, x_c, x_l, dtype)
+            q, r = _load_pair(x, p, tl.where(i < m, i + 3 * m, L), c, B, C, L, x_b, x_c, x_l, dtype)
+            re0, im0, re2, im2 = a + h + d + q, b + j + e + r, a + h - d - q, b + j - e - r
+            re1, im1, re3, im3 = a - h + e - r, b - j - d + q, a - h - e + r, b - j + d - q
+        cos, sin = _twiddle(i, n, dtype)
+        cos, sin = cos[None, :], -sin[None, :]
+        tl.store(at, tl.interleave(re0, im0), inside)
+        re1, im1 = _times(re1, im1, cos, sin)
+        tl.store(at + 2 * m, tl.interleave(re1, im1), inside)
+        cos2, sin2 = _times(cos, sin, cos, sin)
+        re2, im2 = _times(re2, im2, cos2, sin2)
+        tl.store(at + 4 * m, tl.interleave(re2, im2), inside)
+        cos2, sin2 = _times(cos, sin, cos2, sin2)
+        re3, im3 = _times(re3, im3, cos2, sin2)
+        tl.store(at + 6 * m, tl.interleave(re3, im3), inside)
+
+
+@triton.jit
+def _load_signal(y, p, c, k, C, n, inside, BL: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    both = tl.load(y + ((p * C + c) * (2 * n))[:, None] + k[None, :], inside, 0.0)
+    return tl.split(tl.reshape(both, [BC, BL, 2]))
+
+
+@triton.jit
+def _store_pair(  # type: ignore[no-untyped-def]
+    re, im, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, BIAS: tl.constexpr, GELU: tl.constexpr
+):
+    """Store positions t of a pair, given as (channels, positions), through the epilogue."""
     for odd in tl.static_range(2):
         if odd == 0:
             v = tl.trans(re)
         else:
             v = tl.trans(im)
         b = 2 * p + odd
-        inside = (t < L)[:, None] & (c < tl.where(b < B, C, 0))[None, :]
         if BIAS:
             v += tl.load(bias + c, c < C, 0.0).to(v.dtype)[None, :]
-        if CAUSAL:
-            i = t
-            if MOVED:
-                i = t + L - tl.load(ends + b, b < B, 0).to(tl.int32)
-            here = inside & (i < L)[:, None]
-            v += _part(causal, p, c, i, odd, C, L, here)
-            v += tl.load(causal_shared + (c.to(tl.int64) * L)[None, :] + i[:, None], here, 0.0)
-        if ANTICAUSAL:
-            i = L - 1 - t
-            v += _part(anticausal, p, c, i, odd, C, L, inside)
-            v += tl.load(anticausal_shared + (c.to(tl.int64) * L)[None, :] + i[:, None], inside, 0.0)
         if GELU:
             v = gelu_of(v)
+        inside = (t < L)[:, None] & (c < tl.where(b < B, C, 0))[None, :]
         tl.store(out + b * o_b + offsets(t, c, o_l, o_c), narrow(v, out), inside)
 
 
-@triton.jit(do_not_specialize=["R", "C", "G"])
-def _product_kernel(x, w, out, R, C, G, n, CHUNK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[g, r, c] = x[r, c] w[g, c]."""
-    start = tl.program_id(0) * WIDTH
-    f = start + tl.arange(0, WIDTH)
-    c, first = tl.program_id(1).to(tl.int64), tl.program_id(2) * CHUNK
-    for g in range(G):
-        d, e = _weight(w + (g * C + c) * (n + 2), f, n)
-        for r in range(first, min(first + CHUNK, R)):
-            a, b = _complex(x + (r * C + c) * 2 * n, start, n, WIDTH)
-            _store(out + ((g * R + r) * C + c) * 2 * n, start, n, a * d - b * e, a * e + b * d, WIDTH)
-
-
-@triton.jit(do_not_specialize=["R", "C", "G"])
-def _combine_kernel(  # type: ignore[no-untyped-def]
-    x, w, out, R, C, G, n, ADD: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr
-):
-    """out[r, c] = sum_g x[g, r, c] w[g, c], added to out if ADD."""
-    start = tl.program_id(0) * WIDTH
-    f = start + tl.arange(0, WIDTH)
-    c, first = tl.program_id(1).to(tl.int64), tl.program_id(2) * CHUNK
-    for r in range(first, min(first + CHUNK, R)):
-        a, b = _complex(x + (r * C + c) * 2 * n, start, n, WIDTH)
-        d, e = _weight(w + c * (n + 2), f, n)
-        re, im = a * d - b * e, a * e + b * d
-        for g in range(1, G):
-            a, b = _complex(x + ((g * R + r) * C + c) * 2 * n, start, n, WIDTH)
-            d, e = _weight(w + (g * C + c) * (n + 2), f, n)
-            re += a * d - b * e
-            im += a * e + b * d
-        if ADD:
-            a, b = _complex(out + (r * C + c) * 2 * n, start, n, WIDTH)
-            re += a
-            im += b
-        _store(out + (r * C + c) * 2 * n, start, n, re, im, WIDTH)
+@triton.jit(do_not_specialize=["B", "C", "L"])
+def _output_kernel(  # type: ignore[no-untyped-def]
+    y, out, bias, B, C, L, n, o_b, o_c, o_l,
+    BIAS: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, FILLED: tl.constexpr, BL: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """Store the first L positions of pairs in time; the last two of four rows are not needed if FILLED is 2."""
+    m = n // ROWS
+    start = tl.program_id(0) * BL
+    i = start + tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    p = tl.program_id(2).to(tl.int64)
+    k = 2 * start + tl.arange(0, 2 * BL)
+    inside = (c < C)[:, None] & (k < 2 * m)[None, :]
+    a, b = _load_signal(y, p, c, k, C, n, inside, BL, BC)
+    if ROWS == 1:
+        _store_pair(a, b, out, bias, p, i, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+    else:
+        d, e = _load_signal(y + 2 * m, p, c, k, C, n, inside, BL, BC)
+        h, j = _load_signal(y + 4 * m, p, c, k, C, n, inside, BL, BC)
+        q, r = _load_signal(y + 6 * m, p, c, k, C, n, inside, BL, BC)
+        cos, sin = _twiddle(i, n, y.dtype.element_ty)
+        cos, sin = cos[None, :], sin[None, :]
+        d, e = _times(d, e, cos, sin)
+        cos2, sin2 = _times(cos, sin, cos, sin)
+        h, j = _times(h, j, cos2, sin2)
+        cos2, sin2 = _times(cos, sin, cos2, sin2)
+        q, r = _times(q, r, cos2, sin2)
+        t = tl.where(i < m, i, L)
+        _store_pair(a + d + h + q, b + e + j + r, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+        _store_pair(a - e - h + r, b + d - j - q, out, bias, p, t + m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+        if FILLED > 2:
+            re, im = a - d + h - q, b - e + j - r
+            _store_pair(re, im, out, bias, p, t + 2 * m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+            re, im = a + e - h - r, b - d - j + q
+            _store_pair(re, im, out, bias, p, t + 3 * m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
 
 
 @triton.jit(do_not_specialize=["R", "C"])
-def _cross_kernel(x, y, out, R, C, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[g, c] at 0 .. n / 2 = spectrum of the real part of the inverse FFT of sum_r conj(x[r, c]) y[g, r, c]."""
-    f = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    c, g = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    inside = f <= n // 2
-    near, far = 2 * f, 2 * tl.where(f == 0, 0, n - f)
-    re = tl.zeros([WIDTH], x.dtype.element_ty)
-    im = tl.zeros([WIDTH], x.dtype.element_ty)
+def _scale_kernel(x, w, R, C, n, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x[r, c] *= w[c]."""
+    start = tl.program_id(0) * WIDTH
+    c, first = tl.program_id(1).to(tl.int64), tl.program_id(2) * CHUNK
+    d, e = load_weight(w + c * (n + 2), _frequency(start + tl.arange(0, WIDTH), n, ROWS), n)
+    for r in range(first, min(first + CHUNK, R)):
+        here = x + (r * C + c) * 2 * n
+        a, b = load_complex(here, start, n, WIDTH)
+        re, im = _times(a, b, d, e)
+        store_complex(here, start, n, re, im, WIDTH)
+
+
+@triton.jit(do_not_specialize=["R", "C"])
+def _backward_kernel(x, g, w, cross, R, C, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """cross[c] += sum_r conj(x[r, c]) g[r, c], in the order of frequencies, and g[r, c] *= conj(w[c])."""
+    start = tl.program_id(0) * WIDTH
+    c = tl.program_id(1).to(tl.int64)
+    i = start + tl.arange(0, WIDTH)
+    f = _frequency(i, n, ROWS)
+    d, e = load_weight(w + c * (n + 2), f, n)
+    at = cross + c * 2 * n + 2 * f
+    re = tl.load(at, i < n, 0.0)
+    im = tl.load(at + 1, i < n, 0.0)
     for r in range(R):
-        px = x + (r * C + c) * 2 * n
-        py = y + ((g * R + r) * C + c) * 2 * n
-        a, b = tl.load(px + near, inside, 0.0), tl.load(px + near + 1, inside, 0.0)
-        d, e = tl.load(py + near, inside, 0.0), tl.load(py + near + 1, inside, 0.0)
-        re += a * d + b * e
-        im += a * e - b * d
-        a, b = tl.load(px + far, inside, 0.0), tl.load(px + far + 1, inside, 0.0)
-        d, e = tl.load(py + far, inside, 0.0), tl.load(py + far + 1, inside, 0.0)
-        re += a * d + b * e
-        im -= a * e - b * d
-    at = out + (g * C + c) * (n + 2) + near
-    tl.store(at, 0.5 * re, inside)
-    tl.store(at + 1, 0.5 * im, inside)
+        u, v = load_complex(x + (r * C + c) * 2 * n, start, n, WIDTH)
+        here = g + (r * C + c) * 2 * n
+        a, b = load_complex(here, start, n, WIDTH)
+        re += u * a + v * b
+        im += u * b - v * a
+        a, b = _times(a, b, d, -e)
+        store_complex(here, start, n, a, b, WIDTH)
+    tl.store(at, re, i < n)
+    tl.store(at + 1, im, i < n)
 
 
-@triton.jit(do_not_specialize=["R", "C", "start", "stop"])
-def _energy_kernel(y, out, R, C, n, start, stop, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[s, g, c] = the part of the sum of |y[g, :, c, start:stop]|^2 that program s computes."""
-    c, g, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    total = tl.zeros([2 * WIDTH], y.dtype.element_ty)
-    blocks = tl.cdiv(stop - start, WIDTH)
-    for k in range(s, R * blocks, tl.num_programs(2)):
-        r = (k // blocks).to(tl.int64)
-        j = 2 * (start + (k % blocks) * WIDTH) + tl.arange(0, 2 * WIDTH)
-        v = tl.load(y + ((g * R + r) * C + c) * 2 * n + j, j < 2 * stop, 0.0)
-        total += v * v
-    tl.store(out + (s * tl.num_programs(1) + g) * C + c, tl.sum(total, 0))
+@triton.jit(do_not_specialize=["ahead", "behind"])
+def _place_kernel(taps, out, ahead, behind, n, k_c, k_k, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the taps of a kernel, divided by n, on a circle of n positions."""
+    c = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    tap = tl.where(i < behind, i + ahead, i - n + ahead)
+    v = tl.load(taps + c * k_c + tap.to(tl.int64) * k_k, (tap >= 0) & (i < n), 0.0).to(out.dtype.element_ty)
+    tl.store(out + c * n + i, v / n, i < n)
 
 
-@triton.jit(do_not_specialize=["B", "C", "L"])
-def _total_kernel(  # type: ignore[no-untyped-def]
-    x, ends, out, B, C, L, x_b, x_c, x_l,
-    REVERSE: tl.constexpr, MOVED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0) * BL + tl.arange(0, BL)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    total = tl.zeros([BL, BC], tl.float64)
-    sequence = x
-    for b in range(B):
-        t = i
-        if REVERSE:
-            t = L - 1 - i
-        if MOVED:
-            t = i - L + tl.load(ends + b).to(tl.int32)
-        inside = ((t >= 0) & (i < L))[:, None] & (c < C)[None, :]
-        total += widen(tl.load(sequence + offsets(t, c, x_l, x_c), inside, 0.0))
-        sequence += x_b
-    inside = (i < L)[:, None] & (c < C)[None, :]
-    tl.store(out + offsets(i, c, 1, L), total, inside)
+def aligned_length(n: int) -> int:
+    """Return a fast FFT length >= n that keeps every signal aligned: a power of two unless that is much longer."""
+    power = 1 << (max(n, 32) - 1).bit_length()
+    return power if 4 * power <= 5 * n or n <= 32 else min(power, 16 * fast_length(-(-n // 16)))
+
+
+def pack(x: Tensor, n: int, dtype: torch.dtype, rows: int = 1) -> Tensor:
+    """Return pairs of the sequences of x (B, C, L), padded to n and divided into rows: complex (pairs, C, n)."""
+    B, C, L = x.shape
+    R, m = -(-B // 2), n // rows
+    out = torch.empty(R, C, n, 2, device=x.device, dtype=dtype)
+    tile = (TILE_TIME, TILE_CHANNELS) if rows == 1 else (ROWS_TIME, ROWS_CHANNELS)
+    for start in range(0, R, MAX_PAIRS):
+        some, pairs = x[2 * start : 2 * (start + MAX_PAIRS)], out[start : start + MAX_PAIRS]
+        _pack_kernel[triton.cdiv(m, tile[0]), triton.cdiv(C, tile[1]), len(pairs)](
+            some, pairs, len(some), C, L, n, *some.stride(),
+            ROWS=rows, FILLED=2 if 2 * m >= L else 4, BL=tile[0], BC=tile[1],
+        )  # fmt: skip
+    return torch.view_as_complex(out)
+
+
+def unpack(y: Tensor, out: Tensor, rows: int = 1, bias: Tensor | None = None, gelu: bool = False) -> None:
+    """Write the first positions of pairs in time, (pairs, C, n) in rows, to a batch (B, C, L)."""
+    _, C, L = out.shape
+    n, real = y.shape[-1], torch.view_as_real(y)
+    tile = (TILE_TIME, TILE_CHANNELS) if rows == 1 else (ROWS_TIME, ROWS_CHANNELS)
+    for start in range(0, len(y), MAX_PAIRS):
+        some, pairs = out[2 * start : 2 * (start + MAX_PAIRS)], real[start : start + MAX_PAIRS]
+        _output_kernel[triton.cdiv(min(n // rows, L), tile[0]), triton.cdiv(C, tile[1]), len(pairs)](
+            pairs, some, real if bias is None else bias.contiguous(), len(some), C, L, n, *out.stride(),
+            BIAS=bias is not None, GELU=gelu, ROWS=rows, FILLED=2 if 2 * n // rows >= L else 4, BL=tile[0], BC=tile[1],
+        )  # fmt: skip
 
 
 class TritonEngine(TorchEngine):
     """Spectra of pairs of real sequences, one signal each."""
 
-    slice_bytes = 2**26
+    slice_bytes = 2**30
 
-    @staticmethod
-    def fast_length(n: int) -> int:
-        """Return a fast FFT length that keeps every signal aligned: a power of two unless that is much longer."""
-        power = 1 << (max(n, 32) - 1).bit_length()
-        return power if 4 * power <= 5 * n or n <= 32 else min(power, 16 * fast_length(-(-n // 16)))
-
-    def powers_together(self, branches: int, B: int) -> bool:
-        """Return whether all branches' spectra should be as long as the input's: if the batch is twice as large."""
-        return 2 * branches <= B
-
-    @property
-    def _complex(self) -> torch.dtype:
-        return torch.complex128 if self.dtype == torch.float64 else torch.complex64
+    fast_length = staticmethod(aligned_length)
 
     def slices(self, B: int, C: int, n: int, copies: int = 1) -> Iterator[slice]:
         """Yield slices of sequences, in pairs."""
         step = min(max(1, self.slice_bytes // (2 * copies * C * n * self.dtype.itemsize)), MAX_PAIRS)
         return (slice(2 * start, min(2 * (start + step), B)) for start in range(0, -(-B // 2), step))
 
-    def spectrum(self, line: Timeline, n: int, first: int = 0, at: int = 0, batch: slice = slice(None)) -> Tensor:
+    def spectrum(self, x: Tensor, n: int) -> Tensor:
         """Transform pairs into (ceil(B / 2), C, n)."""
-        line = line.select(batch)
-        B, C, L = line.x.shape
-        R, moved = -(-B // 2), line.ends is not None and not line.reverse
-        out = torch.empty(R, C, n, 2, device=line.x.device, dtype=self.dtype)
-        for start in range(0, R, MAX_PAIRS):
-            some, pairs = line.select(slice(2 * start, 2 * (start + MAX_PAIRS))), out[start : start + MAX_PAIRS]
-            _pack_kernel[triton.cdiv(n, TILE_TIME), triton.cdiv(C, TILE_CHANNELS), len(pairs)](
-                some.x, some.ends if moved else pairs, pairs, len(some.x), C, L, n, first, at, *some.x.stride(),
-                REVERSE=line.reverse, MOVED=moved, BL=TILE_TIME, BC=TILE_CHANNELS,
-            )  # fmt: skip
-        return torch.fft.fft(torch.view_as_complex(out))
+        rows = rows_of(n)
+        packed = pack(x, n, self.dtype, rows)
+        return torch.fft.fft(packed.unflatten(-1, (rows, n // rows))).flatten(-2)
 
     def inverse(self, X: Tensor, n: int) -> Tensor:
-        """Transform signals back, times n."""
-        return torch.fft.ifft(X, norm="forward")
+        """Transform signals back, times n; `output` joins the rows."""
+        rows = rows_of(n)
+        return torch.fft.ifft(X.unflatten(-1, (rows, n // rows)), norm="forward").flatten(-2)
 
-    def forward_again(self, y: Tensor, n: int) -> Tensor:
-        """Transform signals in time into spectra."""
-        return torch.fft.fft(y)
-
-    def _weights(self, W: Tensor) -> Tensor:
-        """Return spectra of real kernels, at n / 2 + 1 frequencies, as real and imaginary parts."""
-        return torch.view_as_real(W.to(self._complex).contiguous())
-
-    def cross(self, A: Tensor, T: Tensor) -> Tensor:
-        """Sum conj(A) T over sequences, at n / 2 + 1 frequencies."""
-        R, C, n = A.shape
-        out = torch.empty(*T.shape[:-3], C, n // 2 + 1, device=A.device, dtype=A.dtype)
-        _cross_kernel[triton.cdiv(n // 2 + 1, WIDTH // 2), C, T.numel() // A.numel()](
-            torch.view_as_real(A), torch.view_as_real(T), torch.view_as_real(out), R, C, n, WIDTH=WIDTH // 2
+    def weights(self, taps: Tensor, ahead: int, n: int) -> Tensor:
+        """Return the spectrum (C, f) of taps (C, l) at lags -ahead .. l - ahead - 1, divided by n."""
+        C, length = taps.shape
+        placed = torch.empty(C, n, device=taps.device, dtype=self.dtype)
+        _place_kernel[triton.cdiv(n, PLACE_WIDTH), C](
+            taps, placed, ahead, length - ahead, n, *taps.stride(), WIDTH=PLACE_WIDTH
         )
-        return out
-
-    def power(self, A: Tensor) -> Tensor:
-        """Sum |A|^2 over sequences, at n / 2 + 1 frequencies."""
-        return self.cross(A, A).real
+        return torch.fft.rfft(placed)
 
     def scale_(self, X: Tensor, W: Tensor) -> Tensor:
         """Multiply signals by (C, f), in place."""
-        return self.combine_(X[None], W[None])
-
-    def product(self, X: Tensor, W: Tensor) -> Tensor:
-        """Return signals times each of (g, C, f)."""
         R, C, n = X.shape
-        out = torch.empty(len(W), *X.shape, device=X.device, dtype=X.dtype)
-        _product_kernel[triton.cdiv(n, WIDTH), C, triton.cdiv(R, CHUNK)](
-            torch.view_as_real(X), self._weights(W), torch.view_as_real(out), R, C, len(W), n, CHUNK=CHUNK, WIDTH=WIDTH
+        _scale_kernel[triton.cdiv(n, WIDTH), C, triton.cdiv(R, CHUNK)](
+            torch.view_as_real(X), torch.view_as_real(W), R, C, n, ROWS=rows_of(n), CHUNK=CHUNK, WIDTH=WIDTH
         )
-        return out
+        return X
 
-    def add_(self, X: Tensor, other: Tensor, W: Tensor) -> Tensor:
-        """Add other signals times (C, f) to signals, in place."""
-        return self._combine(other[None], W[None], X, True)
+    def cross_and_scale_(self, cross: Tensor | None, X: Tensor, G: Tensor, W: Tensor) -> Tensor:
+        """Return cross plus the sum of conj(X) G over signals, at n frequencies; multiply G by conj(W), in place."""
+        R, C, n = X.shape
+        cross = X.new_zeros(C, n) if cross is None else cross
+        _backward_kernel[triton.cdiv(n, WIDTH), C](
+            *(torch.view_as_real(z) for z in (X, G, W, cross)), R, C, n, ROWS=rows_of(n), WIDTH=WIDTH
+        )
+        return cross
 
-    def combine_(self, T: Tensor, W: Tensor) -> Tensor:
-        """Return sum_g T_g W_g, stored in T[0]."""
-        return self._combine(T, W, T[0], False)
+    def taps(self, cross: Tensor, n: int) -> Tensor:
+        """Transform a sum over signals (C, n) back into (C, n), normalised."""
+        return torch.fft.ifft(cross).real
 
-    def _combine(self, T: Tensor, W: Tensor, out: Tensor, add: bool) -> Tensor:
-        G, R, C, n = T.shape
-        _combine_kernel[triton.cdiv(n, WIDTH), C, triton.cdiv(R, CHUNK)](
-            torch.view_as_real(T), self._weights(W), torch.view_as_real(out), R, C, G, n,
-            ADD=add, CHUNK=CHUNK, WIDTH=WIDTH,
-        )  # fmt: skip
-        return out
-
-    def energy(self, y: Tensor, start: int, stop: int) -> Tensor:
-        """Sum the squares at positions start .. stop - 1 of signals in time."""
-        G, R, C, n = y.shape
-        parts = torch.empty(SPLITS, G, C, device=y.device, dtype=self.dtype)
-        _energy_kernel[C, G, SPLITS](torch.view_as_real(y), parts, R, C, n, start, stop, WIDTH=WIDTH)
-        return parts.sum(0)
-
-    def total(self, line: Timeline) -> Tensor:
-        """Sum a timeline over the batch, in float64."""
-        B, C, L = line.x.shape
-        moved = line.ends is not None and not line.reverse
-        out = torch.empty(C, L, device=line.x.device, dtype=torch.float64)
-        _total_kernel[triton.cdiv(L, SUM_TIME), triton.cdiv(C, SUM_CHANNELS)](
-            line.x, line.ends if moved else out, out, B, C, L, *line.x.stride(),
-            REVERSE=line.reverse, MOVED=moved, BL=SUM_TIME, BC=SUM_CHANNELS,
-        )  # fmt: skip
-        return out
-
-    def zeros(self, like: Tensor, *shape: int) -> Tensor:
-        """Return zeros for all sequences (B, C, L), as signals."""
-        B, *rest = shape
-        return torch.zeros(-(-B // 2), *rest, device=like.device, dtype=self._complex)
-
-    def signals(self, batch: slice) -> slice:
-        """Return the slice of pairs that hold these sequences."""
-        return slice(batch.start // 2, -(-batch.stop // 2))
-
-    def output(self, y: Tensor, at: int, out: Tensor, epilogue: Epilogue = NO_EPILOGUE) -> None:
-        """Write pairs in time, from position `at` on, through the epilogue, to a batch (B, C, L)."""
-        bias, addends, gelu = epilogue.bias, epilogue.addends, epilogue.gelu
-        if len(y) > MAX_PAIRS:
-            for start in range(0, len(y), MAX_PAIRS):
-                pairs, batch = slice(start, start + MAX_PAIRS), slice(2 * start, 2 * (start + MAX_PAIRS))
-                some = [Addend(addend.line.select(batch), addend.signals[pairs], addend.shared) for addend in addends]
-                self.output(y[pairs], at, out[batch], Epilogue(bias, some, gelu))
-            return
-        B, C, L = out.shape
-        causal = next((addend for addend in addends if not addend.line.reverse), None)
-        anticausal = next((addend for addend in addends if addend.line.reverse), None)
-        ends = None if causal is None else causal.line.ends
-        real = torch.view_as_real(y)
-        tensors = [
-            (real, real) if addend is None else (torch.view_as_real(addend.signals), addend.shared.contiguous())
-            for addend in (causal, anticausal)
-        ]
-        _output_kernel[triton.cdiv(L, TILE_TIME), triton.cdiv(C, TILE_CHANNELS), y.shape[0]](
-            real, out, real if bias is None else bias.contiguous(), real if ends is None else ends, *tensors[0],
-            *tensors[1], B, C, L, y.shape[-1], at, *out.stride(), BIAS=bias is not None, CAUSAL=causal is not None,
-            ANTICAUSAL=anticausal is not None, MOVED=ends is not None, GELU=gelu, BL=TILE_TIME, BC=TILE_CHANNELS,
-        )  # fmt: skip
+    def output(self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False) -> None:
+        """Write pairs in time, from `inverse`, to a batch (B, C, L); add a bias (C,) and apply GELU if asked to."""
+        unpack(y, out, rows_of(y.shape[-1]), bias, gelu)

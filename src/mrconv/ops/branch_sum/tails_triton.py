@@ -1,0 +1,208 @@
+"""The energies of short branches past the edge of the input, and their gradients, from matrices of the kernels' size.
+
+In each direction's time the tail of a branch is its output past the last input. With v[j] the j-th input before the
+edge and k the taps from `delay` on, where delay is 1 for causal branches and 0 for anticausal ones, whose tap 0 acts on
+u[t + 1], the tail's energy is k' D k. D[i, j] is the cumulative sum along a diagonal of v[i] v[j], summed over
+sequences. The gradient of the taps is 2 D k. That of v is 2 v M, where M is the cumulative sum of k k' along diagonals,
+from the end. D and M do not depend on the batch, and one D serves all branches.
+
+The input is a batch of pairs of sequences, as `fft_conv` packs them.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+import triton
+
+BLOCK, CHUNK = 64, 32  # of a product: sides of a tile, and the length that it sums over
+DIAGONALS = 2**13  # elements of a tile of diagonals
+
+
+@triton.jit
+def _edge(pairs, lengths, c, b, j, B, C, L, n, anticausal, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load the j-th inputs before the edge of sequences b."""
+    end = tl.load(lengths + b, b < B, 0).to(tl.int32)[:, None] if MASKED else L
+    t = tl.where(anticausal != 0, j[None, :], end - 1 - j[None, :])
+    row = ((b // 2).to(tl.int64) * C + c) * 2 * n + b % 2
+    return tl.load(pairs + row[:, None] + 2 * t, (b < B)[:, None] & (t >= 0) & (t < L), 0.0)
+
+
+@triton.jit(do_not_specialize=["B", "C", "L", "first"])
+def _gram_kernel(  # type: ignore[no-untyped-def]
+    pairs, lengths, tiles, out, B, C, L, n, first,
+    MASKED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of v' v, and its mirror image, for one channel and direction."""
+    i = tl.load(tiles + 2 * tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    j = tl.load(tiles + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+    c, direction = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    total = tl.zeros([BLOCK, BLOCK], pairs.dtype.element_ty)
+    for start in range(0, B, CHUNK):
+        b = start + tl.arange(0, CHUNK)
+        v = _edge(pairs, lengths, c, b, i, B, C, L, n, first + direction, MASKED)
+        w = _edge(pairs, lengths, c, b, j, B, C, L, n, first + direction, MASKED)
+        total = tl.dot(tl.trans(v), w, total, input_precision="ieee")
+    out += (c * tl.num_programs(2) + direction) * N * N
+    tl.store(out + i[:, None] * N + j[None, :], total)
+    tl.store(out + j[:, None] * N + i[None, :], tl.trans(total))
+
+
+@triton.jit
+def _taps(kernel, i, size):  # type: ignore[no-untyped-def]
+    """Load taps i of a kernel, zero outside."""
+    return tl.load(kernel + i, (i >= 0) & (i < size), 0.0)
+
+
+@triton.jit(do_not_specialize=["C", "taps", "columns", "branches"])
+def _apply_kernel(  # type: ignore[no-untyped-def]
+    gram, kernels, table, ranges, energy, out, C, taps, columns, branches,
+    N: tl.constexpr, NB: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Store D k of the branches of one channel and direction, and minus their energies k' D k."""
+    c, direction = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    begin, end = tl.load(ranges + 2 * direction), tl.load(ranges + 2 * direction + 1)
+    i = tl.arange(0, N)
+    index = begin + tl.arange(0, NB)[:, None]
+    gram += (c * tl.num_programs(1) + direction) * N * N
+    total = tl.zeros([NB, N], gram.dtype.element_ty)
+    for block in range(2 * N // BE):
+        e = block * BE - N + tl.arange(0, BE)
+        j = i[:, None] + e[None, :]
+        D = tl.cumsum(tl.load(gram + i[:, None] * N + j, (j >= 0) & (j < N), 0.0), 0)
+        nearest = tl.minimum(tl.abs(block * BE - N), tl.abs(block * BE - N + BE - 1))
+        for b in range(begin, end):
+            size = tl.load(table + 4 * b + 1)
+            if nearest < size:
+                product = tl.sum(D * _taps(kernels + c * taps + tl.load(table + 4 * b), j, size), 1)
+                total += tl.where(index == b, product[None, :], 0.0)
+    inside = index < end
+    size = tl.load(table + 4 * index + 1, inside, 0)
+    start = tl.load(table + 4 * index, inside, 0)
+    total = tl.where(i[None, :] < size, total, 0.0)
+    k = tl.load(kernels + c * taps + start + i[None, :], inside & (i[None, :] < size), 0.0)
+    branch = tl.load(table + 4 * index + 3, inside, 0)
+    tl.store(energy + branch * C + c, -tl.sum(k * total, 1)[:, None], inside)
+    column = tl.load(table + 4 * index + 2, inside, 0)
+    tl.store(out + c * columns + column + i[None, :], total, inside & (i[None, :] < size))
+
+
+@triton.jit(do_not_specialize=["C", "taps"])
+def _matrix_kernel(  # type: ignore[no-untyped-def]
+    kernels, q, table, ranges, out, C, taps, N: tl.constexpr, BE: tl.constexpr
+):
+    """Store some diagonals of M, the sum over branches weighted by q, for one channel and direction."""
+    c, direction = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    i = tl.arange(0, N)
+    first = tl.program_id(0) * BE - N
+    nearest = tl.minimum(tl.abs(first), tl.abs(first + BE - 1))
+    j = i[:, None] + (first + tl.arange(0, BE))[None, :]
+    total = tl.zeros([N, BE], kernels.dtype.element_ty)
+    for b in range(tl.load(ranges + 2 * direction), tl.load(ranges + 2 * direction + 1)):
+        size = tl.load(table + 4 * b + 1)
+        if nearest < size:
+            kernel = kernels + c * taps + tl.load(table + 4 * b)
+            factor = tl.load(q + tl.load(table + 4 * b + 3) * C + c)
+            total += (factor * _taps(kernel, i, size))[:, None] * _taps(kernel, j, size)
+    out += (c * tl.num_programs(2) + direction) * N * N
+    tl.store(out + i[:, None] * N + j, tl.cumsum(total, 0, reverse=True), (j >= 0) & (j < N))
+
+
+@triton.jit(do_not_specialize=["B", "C", "L", "first"])
+def _input_gradient_kernel(  # type: ignore[no-untyped-def]
+    pairs, lengths, matrices, out, B, C, L, n, first,
+    MASKED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of v M for one channel and direction."""
+    c, direction = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    blocks: tl.constexpr = N // BLOCK
+    b = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
+    j = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    matrices += (c * tl.num_programs(2) + direction) * N * N
+    total = tl.zeros([BLOCK, BLOCK], pairs.dtype.element_ty)
+    for start in range(0, N, CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        v = _edge(pairs, lengths, c, b, i, B, C, L, n, first + direction, MASKED)
+        total = tl.dot(v, tl.load(matrices + i[:, None] * N + j[None, :]), total, input_precision="ieee")
+    at = ((direction * B + b).to(tl.int64) * C + c)[:, None] * N + j[None, :]
+    tl.store(out + at, total, (b < B)[:, None])
+
+
+@dataclass(frozen=True)
+class TailPlan:
+    """Constants of the short branches, on a device."""
+
+    N: int  # the most taps, padded
+    first: int  # 0 if there are causal branches, else 1
+    most: int  # branches of a direction, padded
+    columns: int  # of all branches together
+    table: Tensor  # (branches, 4): first tap from `delay` on, number of such taps, column, branch
+    ranges: Tensor  # (directions, 2): first and last branch
+    tiles: Tensor  # (tiles, 2): the tiles of a symmetric matrix
+
+
+@functools.lru_cache(maxsize=1024)
+def tail_plan(
+    short: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[int, ...], causal: int, device: torch.device
+) -> TailPlan:
+    """Return the plan for the short branches among branches of these sizes, the first `causal` of them causal."""
+    table, column = [], 0
+    for k in short:
+        delay = int(k < causal)
+        taps = max(0, sizes[k] - delay)
+        table.append((starts[k] + delay, taps, column, k))
+        column += taps
+    middle = sum(k < causal for k in short)
+    ranges = [(begin, end) for begin, end in ((0, middle), (middle, len(short))) if begin < end]
+    N = max(BLOCK, triton.next_power_of_2(max(row[1] for row in table)))
+    tiles = [(i, j) for i in range(N // BLOCK) for j in range(i, N // BLOCK)]
+    most = triton.next_power_of_2(max(end - begin for begin, end in ranges))
+    with torch.inference_mode(False):
+        tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, ranges, tiles)]
+        return TailPlan(N, int(middle == 0), most, max(1, column), *tables)
+
+
+class Tails:
+    """Tails of short branches: pairs (R, C, n) of B sequences of length L, kernels (C, taps) contiguous."""
+
+    def __init__(self, pairs: Tensor, kernels: Tensor, lengths: Tensor | None, B: int, L: int, plan: TailPlan) -> None:
+        self.pairs, self.kernels, self.plan = torch.view_as_real(pairs), kernels, plan
+        self.lengths, self.masked = self.pairs if lengths is None else lengths, lengths is not None
+        self.C, self.n = pairs.shape[1:]
+        self.shape = B, self.C, L, self.n, plan.first
+        self.directions = len(plan.ranges)
+        self.diagonals = min(plan.N, DIAGONALS // plan.N)  # zero is the first or last of a tile, or outside
+
+    def derivatives(self, energy: Tensor) -> Tensor:
+        """Write minus the energies to (branches, C); return half of their derivatives by the taps, (C, columns)."""
+        plan, (C, taps) = self.plan, self.kernels.shape
+        gram = self.kernels.new_empty(C, self.directions, plan.N, plan.N)
+        _gram_kernel[len(plan.tiles), C, self.directions](
+            self.pairs, self.lengths, plan.tiles, gram, *self.shape,
+            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK,
+        )  # fmt: skip
+        out = self.kernels.new_empty(C, plan.columns)
+        _apply_kernel[C, self.directions](
+            gram, self.kernels, plan.table, plan.ranges, energy, out, C, taps, plan.columns, len(plan.table),
+            N=plan.N, NB=plan.most, BE=self.diagonals, num_warps=8,
+        )  # fmt: skip
+        return out
+
+    def input_gradient(self, q: Tensor) -> Tensor:
+        """Return the gradient of sum_b q_b / 2 energy_b by the inputs before the edges, (directions, B, C, N)."""
+        plan, (C, taps), (B, *_) = self.plan, self.kernels.shape, self.shape
+        matrices = self.kernels.new_empty(C, self.directions, plan.N, plan.N)
+        _matrix_kernel[2 * plan.N // self.diagonals, C, self.directions](
+            self.kernels, q, plan.table, plan.ranges, matrices, C, taps, N=plan.N, BE=self.diagonals, num_warps=8
+        )
+        out = self.kernels.new_empty(self.directions, B, C, plan.N)
+        _input_gradient_kernel[triton.cdiv(B, BLOCK) * (plan.N // BLOCK), C, self.directions](
+            self.pairs, self.lengths, matrices, out, *self.shape,
+            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK,
+        )  # fmt: skip
+        return out
