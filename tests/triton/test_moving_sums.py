@@ -12,17 +12,18 @@ from ..conftest import gradients, relative, slow_except, training_step
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 pytest.importorskip("triton")
-moving_sum_triton = pytest.importorskip("mrconv.ops.branch_sum.moving_sum_triton")
+chunked_sums_triton = pytest.importorskip("mrconv.ops.branch_sum.chunked_sums_triton")
 MOVING_SUM, MOVING_MODES = Selection(Algorithm.MOVING_SUM, True), Selection(Algorithm.MOVING_MODES, True)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 @pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16), (1, 2, 4, 100)])
+@pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 100)])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("masked", "skipped"), [(False, True), (True, False)])
 def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
-    monkeypatch.setattr(moving_sum_triton, "CHUNK", moving_sum_triton.TILE_TIME)  # several chunks at the longest
+    monkeypatch.setattr(chunked_sums_triton, "CHUNK", 16)
+    monkeypatch.setattr(chunked_sums_triton, "BLOCK", 2)  # chunks
     u, lengths, mask = inputs(L, channels_last, masked)
 
     def run(f, *selection):
