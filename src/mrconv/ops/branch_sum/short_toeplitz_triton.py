@@ -28,12 +28,13 @@ SEQUENCES, DIAGONALS, COLUMNS = 16, 32, 64  # per program or step
 STRIP_BLOCK = 512  # lags that are written to a strip at a time
 
 
-@triton.jit(do_not_specialize=["B", "L", "units", "first"])
-def _gram_kernel(  # type: ignore[no-untyped-def]
-    x, lengths, out, B, L, units, first,
-    MASKED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BB: tl.constexpr,
+@triton.jit(do_not_specialize=["B", "L", "units", "first", "width"])
+def _pair_sums_kernel(  # type: ignore[no-untyped-def]
+    x, lengths, diagonals, table, out, B, L, units, first, width,
+    MASKED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, SQUARE: tl.constexpr, EDGE: tl.constexpr,
+    BB: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Store y' y, summed over all sequences, for the edges y of one channel and direction."""
+    """Store R of one channel and direction: the autocorrelation, minus cumulative sums along the diagonals of y' y."""
     c = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, EDGE)
     total = tl.zeros([EDGE, EDGE], tl.float32)
@@ -46,36 +47,41 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
         total = tl.dot(tl.trans(y), y, total, input_precision=PRECISION)
     out += (c * tl.num_programs(1) + tl.program_id(1)) * EDGE * EDGE
     tl.store(out + n[:, None] * EDGE + n[None, :], total)
+    tl.debug_barrier()
+    for start in range(-EDGE, EDGE, BE):
+        e = start + tl.arange(0, BE)
+        j = n[:, None] + e[None, :]
+        here = out + n[:, None] * EDGE + j
+        exists = (j >= 0) & (j < EDGE)
+        everywhere = correlation(diagonals + c * width, table, tl.abs(e), tl.abs(e) < EDGE, SQUARE)
+        tl.store(here, everywhere[None, :] - tl.cumsum(tl.load(here, exists, 0.0), 0), exists)
 
 
-@triton.jit(do_not_specialize=["N", "C", "taps", "short_taps", "longest", "width", "most", "parts"])
+@triton.jit(do_not_specialize=["N", "C", "taps", "short_taps", "longest", "most", "parts"])
 def _moments_kernel(  # type: ignore[no-untyped-def]
-    kernels, grams, diagonals, table, inputs, branches, short, energies, out,
-    N, C, taps, short_taps, longest, width, most, parts, SQUARE: tl.constexpr, EDGE: tl.constexpr, BE: tl.constexpr,
+    kernels, R, inputs, branches, short, energies, out, N, C, taps, short_taps, longest, most, parts,
+    EDGE: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Store R k and the sums of c and of c^2 for one short branch of one channel and direction."""
     c = tl.program_id(0).to(tl.int64)
     n = tl.load(short + tl.program_id(1) * most + tl.program_id(2))
-    here = c * tl.num_programs(1) + tl.program_id(1)
-    i = tl.arange(0, EDGE)
-    size = tl.load(branches + 5 * n + 1, n >= 0, 0)
-    k = kernels + c * taps + tl.load(branches + 5 * n, n >= 0, 0)
-    energy = tl.zeros([EDGE], tl.float64)
     if n >= 0:
-        for start in range(1 - EDGE, EDGE, BE):
-            e = start + tl.arange(0, BE)
-            j = i[:, None] + e[None, :]
-            inside = (j >= 0) & (j < EDGE)
-            beyond = tl.cumsum(tl.load(grams + here * EDGE * EDGE + i[:, None] * EDGE + j, inside, 0.0), 0)
-            total = correlation(diagonals + c * width, table, tl.abs(e), tl.abs(e) < EDGE, SQUARE)
-            v = tl.load(k + j, inside & (j < size), 0.0).to(tl.float64)
-            energy += tl.sum((total[None, :] - beyond).to(tl.float64) * v, 1)
+        here = c * tl.num_programs(1) + tl.program_id(1)
+        i = tl.arange(0, EDGE)
+        size = tl.load(branches + 5 * n + 1)
+        k = kernels + c * taps + tl.load(branches + 5 * n)
+        total = tl.zeros([EDGE, BE], tl.float32)
+        for start in range(0, size, BE):
+            j = start + tl.arange(0, BE)
+            v = tl.load(k + j, j < size, 0.0).to(tl.float32)
+            total += v[None, :] * tl.load(R + here * EDGE * EDGE + i[:, None] * EDGE + j[None, :])
+        energy = tl.sum(total, 1)
+        tl.store(energies + c * short_taps + tl.load(branches + 5 * n + 4) + i, energy, i < size)
         v = tl.load(k + i, i < size, 0.0).to(tl.float64)
         sums = tl.load(inputs + here * longest + i, i < size, 0.0).to(tl.float64)
-        tl.store(energies + c * short_taps + tl.load(branches + 5 * n + 4) + i, energy.to(tl.float32), i < size)
         out += n * C + c
         tl.store(out, tl.sum(v * sums, 0))
-        tl.store(out + N * C, tl.sum(v * energy, 0))
+        tl.store(out + N * C, tl.sum(v * energy.to(tl.float64), 0))
         for part in range(2, 2 * parts):
             tl.store(out + part * N * C, 0.0)
 
@@ -91,14 +97,14 @@ def _beyond_kernel(  # type: ignore[no-untyped-def]
     c = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, EDGE)[:, None]
     j = i + (tl.program_id(2) * BE - EDGE + tl.arange(0, BE))[None, :]
-    total = tl.zeros([EDGE, BE], tl.float64)
+    total = tl.zeros([EDGE, BE], tl.float32)
     for m in range(most):
         n = tl.load(short + tl.program_id(1) * most + m)
         size = tl.load(branches + 5 * n + 1, n >= 0, 0)
         k = kernels + c * taps + tl.load(branches + 5 * n, n >= 0, 0)
-        v = tl.load(k + i, i < size, 0.0).to(tl.float64) * tl.load(q + n * C + c, n >= 0, 0.0).to(tl.float64)
-        total += v * tl.load(k + j, (j >= 0) & (j < size), 0.0).to(tl.float64)
-    total = tl.cumsum(total, 0, reverse=True).to(tl.float32)
+        v = tl.load(k + i, i < size, 0.0).to(tl.float32) * tl.load(q + n * C + c, n >= 0, 0.0).to(tl.float32)
+        total += v * tl.load(k + j, (j >= 0) & (j < size), 0.0).to(tl.float32)
+    total = tl.cumsum(total, 0, reverse=True)
     inside = (j >= 0) & (j < EDGE)
     here = c * tl.num_programs(1) + tl.program_id(1)
     tl.store(first_row + here * EDGE + i * 0 + j, total, inside & (i == 0))
@@ -128,33 +134,30 @@ def _energy_strips_kernel(  # type: ignore[no-untyped-def]
         tl.store(out + i, tl.where(tl.program_id(2) == 0, rounded, error), i < width)
 
 
-@triton.jit(do_not_specialize=["B", "L", "units", "directions", "first"])
-def _add_edges_kernel(  # type: ignore[no-untyped-def]
-    x, lengths, matrices, out, B, L, units, directions, first,
+@triton.jit(do_not_specialize=["B", "L", "units", "first"])
+def _edges_kernel(  # type: ignore[no-untyped-def]
+    x, lengths, matrices, out, B, L, units, first,
     MASKED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BB: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """Add the edges of x times matrices, each the sum of two, to the edges of `out`."""
+    """Store the edges of x in one direction times a matrix, which is the sum of two."""
     c = tl.program_id(0).to(tl.int64)
-    b = tl.program_id(1) * BB + tl.arange(0, BB)
+    b = tl.program_id(2) * BB + tl.arange(0, BB)
     n = tl.arange(0, EDGE)
-    for direction in range(directions):
-        at, inside = edge_offsets(lengths, c, b, n, B, L, units, first + direction, MASKED)
-        y = tl.load(x + at, inside, 0.0)
-        if WIDE:
-            y = y.to(tl.float32)
-        for start in range(0, EDGE, BN):
-            m = start + tl.arange(0, BN)
-            total = tl.zeros([BB, BN], tl.float32)
-            for half in range(2):
-                matrix = ((c * directions + direction) * 2 + half) * EDGE * EDGE
-                w = tl.load(matrices + matrix + n[:, None] * EDGE + m[None, :])
-                if WIDE:
-                    w = w.to(tl.float32)
-                total = tl.dot(y, w, total, input_precision=PRECISION)
-            there, exists = edge_offsets(lengths, c, b, m, B, L, units, first + direction, MASKED)
-            tl.store(out + there, total + tl.load(out + there, exists, 0.0), exists)
-        tl.debug_barrier()  # the edges may overlap
+    at, inside = edge_offsets(lengths, c, b, n, B, L, units, first + tl.program_id(1), MASKED)
+    y = tl.load(x + at, inside, 0.0)
+    if WIDE:
+        y = y.to(tl.float32)
+    here = c * tl.num_programs(1) + tl.program_id(1)
+    for start in range(0, EDGE, BN):
+        m = start + tl.arange(0, BN)
+        total = tl.zeros([BB, BN], tl.float32)
+        for half in range(2):
+            w = tl.load(matrices + (here * 2 + half) * EDGE * EDGE + n[:, None] * EDGE + m[None, :])
+            if WIDE:
+                w = w.to(tl.float32)
+            total = tl.dot(y, w, total, input_precision=PRECISION)
+        tl.store(out + (here * B + b)[:, None] * EDGE + m[None, :], total, (b < B)[:, None])
 
 
 class ShortBranches:
@@ -163,9 +166,9 @@ class ShortBranches:
     def __init__(self, x: Tensor, kernels: Tensor, plan: Plan, L: int, lengths: Tensor | None) -> None:
         self.x, self.kernels, self.plan = x, kernels, plan
         self.C, self.B, time = x.shape
+        self.padded_batch = triton.next_power_of_2(max(1, self.B))
         self.layout = {"B": self.B, "L": L, "units": time // 16, "first": plan.first, "MASKED": lengths is not None}
         self.lengths = x if lengths is None else lengths
-        self.matrices = x.new_empty(self.C, plan.directions, 2, plan.edge, plan.edge)
         self.options = {"WIDE": INTERPRETED, "PRECISION": "ieee" if INTERPRETED else "tf32", "EDGE": plan.edge}
 
     def _empty(self, *shape: int) -> Tensor:
@@ -178,33 +181,34 @@ class ShortBranches:
         derivatives are those of the sums of c_b^2 / 2 with respect to the taps.
         """
         p = self.plan
-        grams = self._empty(self.C, p.directions, p.edge, p.edge)
-        _gram_kernel[(self.C, p.directions)](self.x, self.lengths, grams, **self.layout, **self.options, BB=SEQUENCES)
+        R = self._empty(self.C, p.directions, p.edge, p.edge)
+        _pair_sums_kernel[(self.C, p.directions)](
+            self.x, self.lengths, diagonals, p.auto.table, R, width=diagonals.shape[1], SQUARE=SQUARE, BB=SEQUENCES,
+            BE=min(p.edge, DIAGONALS), **self.layout, **self.options,
+        )  # fmt: skip
         _moments_kernel[(self.C, p.directions, p.short.shape[1])](
-            self.kernels, grams, diagonals, p.auto.table, inputs, p.branches, p.short, energies, out, out.shape[2],
-            self.C, self.kernels.shape[1], p.short_taps, p.longest, diagonals.shape[1], p.short.shape[1], len(out),
-            SQUARE=SQUARE, EDGE=p.edge, BE=min(p.edge, DIAGONALS),
+            self.kernels, R, inputs, p.branches, p.short, energies, out, out.shape[2], self.C, self.kernels.shape[1],
+            p.short_taps, p.longest, p.short.shape[1], len(out), EDGE=p.edge, BE=min(p.edge, DIAGONALS),
         )  # fmt: skip
 
-    def energy_strips(self, q: Tensor) -> Tensor:
-        """Return strips of the even kernel that gives the terms of -q_b c_b in du, but for those next to the edges.
+    def input_gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the terms of -q_b c_b in du: strips of an even kernel, to apply to x, and corrections at the edges.
 
-        `add_edges` adds the latter.
+        The corrections (C, directions, B, edge) are to be added to the gradients of the values next to the edges.
         """
         p, rows = self.plan, self._empty(self.C, self.plan.directions, self.plan.edge)
-        out, width = self.x.new_empty(self.C * COPIES * p.energy.width), min(p.edge, DIAGONALS)
+        matrices = self.x.new_empty(self.C, p.directions, 2, p.edge, p.edge)
+        strips, width = self.x.new_empty(self.C * COPIES * p.energy.width), min(p.edge, DIAGONALS)
         _beyond_kernel[(self.C, p.directions, 2 * p.edge // width)](
-            self.kernels, q, p.branches, p.short, rows, self.matrices, self.C, self.kernels.shape[1], p.short.shape[1],
+            self.kernels, q, p.branches, p.short, rows, matrices, self.C, self.kernels.shape[1], p.short.shape[1],
             EDGE=p.edge, BE=width,
         )  # fmt: skip
         _energy_strips_kernel[(self.C, COPIES, 2)](
-            rows, out, p.energy.groups, self.C, p.directions, EDGE=p.edge, COPIES=COPIES, BL=STRIP_BLOCK
+            rows, strips, p.energy.groups, self.C, p.directions, EDGE=p.edge, COPIES=COPIES, BL=STRIP_BLOCK
         )
-        return out
-
-    def add_edges(self, du: Tensor) -> None:
-        """Add the terms next to the edges to du (C, B, time), after `energy_strips`."""
-        _add_edges_kernel[(self.C, triton.cdiv(self.B, SEQUENCES))](
-            self.x, self.lengths, self.matrices, du, directions=self.plan.directions, **self.layout, **self.options,
-            BB=SEQUENCES, BN=min(self.plan.edge, COLUMNS),
+        edges, sequences = self._empty(self.C, p.directions, self.B, p.edge), min(64, max(16, self.padded_batch))
+        _edges_kernel[(self.C, p.directions, triton.cdiv(self.B, sequences))](
+            self.x, self.lengths, matrices, edges, **self.layout, **self.options, BB=sequences,
+            BN=min(p.edge, COLUMNS),
         )  # fmt: skip
+        return strips, edges

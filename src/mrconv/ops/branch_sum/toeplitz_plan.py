@@ -20,7 +20,8 @@ from ..toeplitz_conv.triton_kernels import Tile, margins, reached
 
 SHORT_BRANCH = 128
 """The largest number of taps of a branch whose statistics and gradients need no outputs."""
-TILE = Tile(128, 128, 32, 4, 4)  # of all passes over the branches: the fastest of those tried on an H200
+TILE = Tile(128, 128, 32, 4, 4)  # of the output and of the input's gradient: the fastest of those tried on an H200
+BRANCH_TILE = Tile(128, 128, 64, 4, 3)  # of the branches' outputs
 SQUARE = 64  # positions along each side of the products that are summed along diagonals
 
 
@@ -35,10 +36,11 @@ def group(groups, n):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Strips:
-    """Strips of sums of branches and the total width of all strips."""
+    """Strips of sums of branches, and the widths of all strips and of the widest."""
 
     groups: Tensor  # (groups, 7): first branch, number of branches; first lag, width, start; first and last chunk
     width: int
+    widest: int
     reverse: bool
 
 
@@ -78,15 +80,17 @@ def is_long(size: int) -> bool:
     return size > SHORT_BRANCH
 
 
-def _strips(kernels: Sequence[tuple[int, int, int, int]], device: torch.device, reverse: bool = False) -> Strips:
+def _strips(
+    kernels: Sequence[tuple[int, int, int, int]], device: torch.device, reverse: bool = False, tile: Tile = TILE
+) -> Strips:
     """Return strips for groups (first branch, number of branches, lowest lag, highest lag)."""
     numbers, width = [], 0
     for first, count, low, high in kernels:
         low, high = (-high, -low) if reverse else (low, high)
-        start, units = margins(low, high, TILE)
-        numbers.append((first, count, start, units, width, *reached(low, high, TILE)))
+        start, units = margins(low, high, tile)
+        numbers.append((first, count, start, units, width, *reached(low, high, tile)))
         width += units
-    return Strips(_table(numbers, 7, device), width * 16, reverse)
+    return Strips(_table(numbers, 7, device), width * 16, max((n[3] for n in numbers), default=0) * 16, reverse)
 
 
 def _correlations(lags: Sequence[tuple[int, int]], squares: int, device: torch.device) -> Correlations:
@@ -141,7 +145,7 @@ def _plan(sizes: tuple[int, ...], causal: int, blocks: int, device: torch.device
             if most
             else _table([], 1, device),
             edge=edge,
-            each=_strips(each, device),
+            each=_strips(each, device, tile=BRANCH_TILE),
             merged=_strips([(0, N, *ends)], device),
             back=_strips([(0, N, *ends), *each], device, True),
             energy=_strips([(0, 0, 1 - edge, edge - 1)] * 2 if edge else [], device),

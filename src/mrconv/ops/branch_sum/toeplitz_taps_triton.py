@@ -15,9 +15,10 @@ import triton
 from .._common import INTERPRETED
 from .toeplitz_plan import SQUARE, Correlations, Plan
 
-CORRELATE = {"LINES": 64, "STAGES": 3, "num_warps": 4}  # lines: pairs of a sequence and a square
+CORRELATE = {"STAGES": 3, "num_warps": 4}
 TAP_BLOCK = 1024  # taps at a time
-SUMS = {"BB": 8, "BL": 256}  # sequences and positions at a time
+SUMS = {"BB": 16, "BL": 256}  # sequences and positions at a time
+PARTS = 8  # of the sum of g
 
 
 @triton.jit
@@ -31,29 +32,45 @@ def edge_offsets(lengths, c, b, n, B, L, units, anticausal, MASKED: tl.constexpr
     return (c * B + b)[:, None] * units * 16 + t, (b < B)[:, None] & (t >= 0) & (t < length)
 
 
-@triton.jit(do_not_specialize=["B", "L", "units", "first", "taps"])
-def _input_sums_kernel(  # type: ignore[no-untyped-def]
-    x, lengths, out, B, L, units, first, taps, MASKED: tl.constexpr, BB: tl.constexpr, BL: tl.constexpr,
+@triton.jit(do_not_specialize=["B", "L", "units", "directions", "first"])
+def _batch_sums_kernel(  # type: ignore[no-untyped-def]
+    x, lengths, out, B, L, units, directions, first, MASKED: tl.constexpr, BB: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums over batch and time of the inputs that each tap multiplies, for one channel and direction."""
+    """Store the sums over all sequences of some of the values next to an edge, 0 .. L, of one channel."""
     c = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BL)
+    i = tl.program_id(2) * BL + tl.arange(0, BL)
     total = tl.zeros([BB, BL], tl.float32)
     for start in range(0, B, BB):
         b = start + tl.arange(0, BB)
-        for t in range(0, L, BL):
-            inside = (b < B)[:, None] & (t + i < L)[None, :]
-            total += tl.load(x + ((c * B + b) * units * 16)[:, None] + (t + i)[None, :], inside, 0.0).to(tl.float32)
-    rest = tl.sum(tl.sum(total, 1), 0)
-    out += (c * tl.num_programs(1) + tl.program_id(1)) * taps
-    for j in range(0, taps, BL):
-        total = tl.zeros([BB, BL], tl.float32)
-        for start in range(0, B, BB):
-            b = start + tl.arange(0, BB)
-            at, inside = edge_offsets(lengths, c, b, j + i, B, L, units, first + tl.program_id(1), MASKED)
-            total += tl.load(x + at, inside, 0.0).to(tl.float32)
-        beyond = tl.sum(total, 0)
-        tl.store(out + j + i, rest - tl.cumsum(beyond, 0), j + i < taps)
+        t = i[None, :]
+        if MASKED:  # align the sequences at the edge
+            length = tl.load(lengths + b, b < B, 0).to(tl.int32)[:, None]
+            t += tl.where(first + tl.program_id(1) != 0, 0, length - L)
+        inside = (b < B)[:, None] & (t >= 0) & (t < L)
+        total += tl.load(x + ((c * B + b) * units * 16)[:, None] + t, inside, 0.0).to(tl.float32)
+    added = tl.sum(total, 0)
+    for direction in range(tl.program_id(1), directions, tl.num_programs(1)):
+        n = tl.where(first + direction != 0, i, L - i)
+        tl.store(out + (c * directions + direction) * (L + 1) + n, added, (n >= 0) & (n <= L))
+
+
+@triton.jit(do_not_specialize=["L", "taps"])
+def _input_sums_kernel(values, out, L, taps, BL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the sums over batch and time of the inputs that each tap multiplies, for one channel and direction.
+
+    Tap j multiplies all inputs but the first j + 1 of the values next to the edge, 0 .. L.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    values += index * (L + 1)
+    total = tl.zeros([BL], tl.float32)
+    for start in range(0, L + 1, BL):
+        n = start + tl.arange(0, BL)
+        total += tl.load(values + n, n <= L, 0.0)
+    rest = tl.sum(total, 0)
+    for start in range(0, taps, BL):
+        n = start + tl.arange(0, BL)
+        beyond = tl.load(values + n, n <= L, 0.0)
+        tl.store(out + index * taps + n, rest - tl.cumsum(beyond, 0), n < taps)
         rest -= tl.sum(beyond, 0)
 
 
@@ -95,16 +112,19 @@ def _correlate_kernel(  # type: ignore[no-untyped-def]
     i = tl.arange(0, BLOCK)
     mine = x + c * B * time * 16
     there = signals + (c + n * C) * B * time * 16 + d * BLOCK
-    lines = (squares - tl.abs(d)) * B
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for k in tl.range(0, tl.cdiv(lines, LINES), num_stages=STAGES):
-        line = k * LINES + tl.arange(0, LINES)
-        at = (line % B).to(tl.int64) * time * 16 + (tl.maximum(0, -d) + line // B) * BLOCK
-        v = tl.load(mine + at[:, None] + i[None, :], (line < lines)[:, None], 0.0)
-        w = tl.load(there + at[:, None] + i[None, :], (line < lines)[:, None], 0.0)
-        if WIDE:
-            v, w = v.to(tl.float32), w.to(tl.float32)
-        total = tl.dot(tl.trans(v), w, total, input_precision=PRECISION)
+    for start in range(0, B, LINES):
+        b = start + tl.arange(0, LINES)
+        at = (b * (time * 16) + tl.maximum(0, -d) * BLOCK)[:, None] + i[None, :]
+        here, far = mine + at, there + at
+        for _ in tl.range(0, squares - tl.abs(d), num_stages=STAGES):
+            v = tl.load(here, (b < B)[:, None], 0.0)
+            w = tl.load(far, (b < B)[:, None], 0.0)
+            if WIDE:
+                v, w = v.to(tl.float32), w.to(tl.float32)
+            total = tl.dot(tl.trans(v), w, total, input_precision=PRECISION)
+            here += BLOCK
+            far += BLOCK
     column = i[:, None] + i[None, :]
     turned = tl.gather(total, column % BLOCK, 1)  # column e holds the diagonals e and e - BLOCK
     out += (c * pairs + tl.load(which + 2)) * 2 * BLOCK + i
@@ -128,14 +148,17 @@ def correlation(diagonals, table, lag, inside, BLOCK: tl.constexpr):  # type: ig
 def _products_kernel(  # type: ignore[no-untyped-def]
     kernels, g, diagonals, table, branches, out, N, C, B, time, taps, width, BLOCK: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Store, for one channel, the sum of g c_b for one branch or, past the last branch, the sums of g and of g u."""
+    """Store, for one channel, the sum of g c_b for one branch or, past the last branch, the sums of g and of g u.
+
+    The sum of g is a sum of parts, one for each program along the third axis; the other sums are in the first part.
+    """
     c = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1)
     i = tl.arange(0, BL)
     diagonals += c * width
     total = tl.zeros([BL], tl.float32)
     if n < N:
-        size = tl.load(branches + 5 * n + 1)
+        size = tl.where(tl.program_id(2) == 0, tl.load(branches + 5 * n + 1), 0)
         kernels += c * taps + tl.load(branches + 5 * n)
         for start in range(0, size, BL):
             j = start + i
@@ -143,11 +166,11 @@ def _products_kernel(  # type: ignore[no-untyped-def]
             v = tl.load(kernels + j, j < size, 0.0).to(tl.float32)
             total += v * correlation(diagonals, table, lag, j < size, BLOCK)
     elif n == N:
-        for start in range(0, B * time * 16, BL):
+        for start in range(tl.program_id(2) * BL, B * time * 16, tl.num_programs(2) * BL):
             total += tl.load(g + c * B * time * 16 + start + i, start + i < B * time * 16, 0.0).to(tl.float32)
     else:
-        total = correlation(diagonals, table, i, i == 0, BLOCK)
-    tl.store(out + n * C + c, tl.sum(total, 0))
+        total = correlation(diagonals, table, i, i < tl.where(tl.program_id(2) == 0, 1, 0), BLOCK)
+    tl.store(out + (tl.program_id(2) * (N + 2) + n) * C + c, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["C", "taps", "directions", "first", "longest"])
@@ -221,9 +244,12 @@ class TapSums:
     def write_inputs(self, out: Tensor) -> None:
         """Write the sums over batch and time of the inputs that each tap multiplies to out (C, directions, longest)."""
         p = self.plan
-        _input_sums_kernel[(self.C, p.directions)](
-            self.x, self.lengths, out, self.B, self.L, self.time // 16, p.first, p.longest, MASKED=self.masked, **SUMS
-        )
+        values, each = self._empty(self.C, p.directions, self.L + 1), p.directions if self.masked else 1
+        _batch_sums_kernel[(self.C, each, triton.cdiv(self.L + 1, SUMS["BL"]))](
+            self.x, self.lengths, values, self.B, self.L, self.time // 16, p.directions, p.first, MASKED=self.masked,
+            **SUMS,
+        )  # fmt: skip
+        _input_sums_kernel[(self.C * p.directions,)](values, out, self.L, p.longest, BL=TAP_BLOCK)
 
     def write_means(self, inputs: Tensor, out: Tensor) -> None:
         """Write the means of the long branches to out (long, C)."""
@@ -238,17 +264,18 @@ class TapSums:
         out = self._empty(self.C, len(of.pairs) * 2 * SQUARE)
         _correlate_kernel[(self.C * len(of.pairs),)](
             self.x, signals, of.pairs, out, self.C, self.B, self.time // 16, self.time // SQUARE, len(of.pairs),
-            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", BLOCK=SQUARE, **CORRELATE,
+            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", BLOCK=SQUARE,
+            LINES=min(64, max(16, triton.next_power_of_2(max(1, self.B)))), **CORRELATE,
         )  # fmt: skip
         return out
 
     def products(self, g: Tensor, cross: Tensor) -> Tensor:
-        """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u.
+        """Return partial sums over batch and time, (P, N + 2, C), of g c_b, of g and of g u.
 
         g is (C, B, time); `cross` are the diagonals of its correlation with x.
         """
-        p, out = self.plan, self._empty(1, self.N + 2, self.C)
-        _products_kernel[(self.C, self.N + 2)](
+        p, out = self.plan, self._empty(PARTS, self.N + 2, self.C)
+        _products_kernel[(self.C, self.N + 2, PARTS)](
             self.kernels, g, cross, p.cross.table, p.branches, out, self.N, self.C, self.B, self.time // 16, self.taps,
             cross.shape[1], BLOCK=SQUARE, BL=TAP_BLOCK,
         )  # fmt: skip

@@ -22,13 +22,15 @@ from torch import Tensor
 
 import triton
 
+from .._triton import offsets
 from ..toeplitz_conv import triton_kernels as toeplitz
 from ..toeplitz_conv.triton_kernels import add_products, grid_of, time_blocks
 from .short_toeplitz_triton import ShortBranches
-from .toeplitz_plan import TILE, Strips, group, is_long, plan_for
+from .toeplitz_plan import BRANCH_TILE, TILE, Strips, group, is_long, plan_for
 from .toeplitz_taps_triton import TapSums
 
 STRIP_BLOCK = 512  # lags that are written to a strip at a time
+STORE = {"BB": 8, "BL": 64, "BC": 64}  # sequences, positions and channels of a program that stores du
 
 
 @triton.jit(do_not_specialize=["C", "N", "taps"])
@@ -37,42 +39,48 @@ def _strips_kernel(  # type: ignore[no-untyped-def]
     MERGED: tl.constexpr, SKIP: tl.constexpr, SHIFT: tl.constexpr, SCALED: tl.constexpr, REVERSE: tl.constexpr,
     COPIES: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Write one copy of one channel's strip of a group of branches.
+    """Write a piece of one channel's strip of a group of branches, to all copies.
 
     If MERGED, the first group is the sum of all branches times `scale`, plus the skip, and SHIFT stores the sum of
     `shift` over all branches. The other groups are one branch each, times -minus if SCALED.
     """
     c = tl.program_id(0).to(tl.int64)
-    r = tl.program_id(1)
     merged = tl.program_id(2) == 0
     first = tl.load(groups + 7 * tl.program_id(2))
     last = first + tl.load(groups + 7 * tl.program_id(2) + 1)
     low, width, begin, _, _ = group(groups, tl.program_id(2))
-    out = strips + (begin * C + c * width) * COPIES + r * width
-    for start in range(0, width, BL):
-        i = start + tl.arange(0, BL)
-        lag = low + i - r
-        if REVERSE:
-            lag = -lag
-        total = tl.zeros([BL], tl.float32)
-        if SKIP:
-            total = tl.where((lag == 0) & merged, tl.load(skip + c).to(tl.float32), total)
-        for n in range(first, last):
-            j = tl.where(tl.load(branches + 5 * n + 2) != 0, -1 - lag, lag)
-            inside = (j >= 0) & (j < tl.load(branches + 5 * n + 1))
+    i = tl.program_id(1) * BL + tl.arange(0, BL)
+    lag = low + i
+    if REVERSE:
+        lag = -lag
+    total = tl.zeros([BL], tl.float32)
+    if SKIP:
+        total = tl.where((lag == 0) & merged, tl.load(skip + c).to(tl.float32), total)
+    start = low + tl.program_id(1) * BL
+    if REVERSE:
+        start = 1 - BL - start
+    for n in range(first, last):
+        anticausal = tl.load(branches + 5 * n + 2) != 0
+        size = tl.load(branches + 5 * n + 1)
+        nearest = tl.where(anticausal, -start - BL, start)
+        if (nearest < size) & (nearest + BL > 0):
+            j = tl.where(anticausal, -1 - lag, lag)
             factor = 1.0
             if MERGED:
                 factor = tl.load(scale + n * C + c, merged, 1.0).to(tl.float32)
             if SCALED:
                 factor *= tl.where(merged, 1.0, -tl.load(minus + n * C + c).to(tl.float32))
-            v = tl.load(kernels + c * taps + tl.load(branches + 5 * n) + j, inside, 0.0).to(tl.float32)
-            total += factor * v
-        tl.store(out + i, total.to(strips.dtype.element_ty), i < width)
+            at = kernels + c * taps + tl.load(branches + 5 * n) + j
+            total += factor * tl.load(at, (j >= 0) & (j < size), 0.0).to(tl.float32)
+    out = strips + (begin * C + c * width) * COPIES + i
+    for r in range(COPIES):
+        tl.store(out + r * width + r, total.to(strips.dtype.element_ty), i + r < width)
+        tl.store(out + r * width, tl.zeros([BL], strips.dtype.element_ty), i < r)
     if SHIFT:
-        total = 0.0
-        for n in range(N):
-            total += tl.load(shift + n * C + c).to(tl.float32)
-        tl.store(bias + c, total, r == 0)
+        added = 0.0
+        for n in range(tl.where(tl.program_id(1) == 0, N, 0)):
+            added += tl.load(shift + n * C + c).to(tl.float32)
+        tl.store(bias + c, added, tl.program_id(1) == 0)
 
 
 @triton.jit(do_not_specialize=["N", "C", "B", "L", "time", "blocks", "tiles", "chunks"])
@@ -92,27 +100,31 @@ def _branches_kernel(  # type: ignore[no-untyped-def]
         strips + (start * C + c * width) * COPIES, width, -low,
         begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
     )  # fmt: skip
-    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    valid = real[:, None] & (at < L)
+    end = tl.zeros([BLOCKS], tl.int32) + L
     if MASKED:
-        valid = real[:, None] & (at < tl.load(lengths + b, real, 0).to(tl.int32)[:, None])
+        end = tl.load(lengths + b, real, 0).to(tl.int32)
+    end = tl.where(real, end - block * BLOCK, 0)
+    i = tl.arange(0, BLOCK)[None, :]
+    mean = tl.load(means + n * C + c)
+    total = tl.where(i < end[:, None], total - mean, 0.0)
+    outputs += ((c + n * C) * B + b)[:, None] * time * 16 + block[:, None] * BLOCK
+    tl.store(outputs + i, total.to(outputs.dtype.element_ty), real[:, None])
+    added = tl.sum(tl.sum(total, 1), 0).to(tl.float64)
+    squares = tl.sum(tl.sum(total * total, 1), 0).to(tl.float64)
+    count = tl.sum(tl.minimum(tl.maximum(end, 0), BLOCK), 0).to(tl.float64)
+    mean = mean.to(tl.float64)
     parts += (tile.to(tl.int64) * 2 * N + tl.load(groups + 7 * n)) * C + c
-    total = tl.where(valid, total, 0.0)
-    tl.store(parts, tl.sum(tl.sum(total, 1), 0))
-    tl.store(parts + N * C, tl.sum(tl.sum(total * total, 1), 0))
-    centred = tl.where(valid, total - tl.load(means + n * C + c), 0.0).to(outputs.dtype.element_ty)
-    outputs += ((c + n * C) * B + b)[:, None] * time * 16
-    tl.store(outputs + at, centred, real[:, None])
+    tl.store(parts, added + count * mean)
+    tl.store(parts + N * C, squares + mean * (2 * added + count * mean))
 
 
-@triton.jit(do_not_specialize=["N", "C", "B", "L", "time", "first", "longest", "blocks", "tiles", "chunks"])
+@triton.jit(do_not_specialize=["N", "C", "B", "time", "blocks", "tiles", "chunks"])
 def _input_gradient_kernel(  # type: ignore[no-untyped-def]
-    g, outputs, x, strips, groups, energy, energy_groups, heights, lengths, out,
-    N, C, B, L, time, directions, first, longest, blocks, tiles, chunks,
-    MASKED: tl.constexpr, SHORT: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    g, outputs, x, strips, groups, energy, energy_groups, out, N, C, B, time, blocks, tiles, chunks,
+    SHORT: tl.constexpr, COPIES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Store du but for the terms of short branches next to the edges.
+    """Store du, but for the terms of a_b and the short branches' corrections at the edges.
 
     `energy` are the strips of the short branches' even kernel, which is applied to x: rounded, and the rounding error.
     """
@@ -140,15 +152,48 @@ def _input_gradient_kernel(  # type: ignore[no-untyped-def]
             begin, end, block, real, earliest, latest, chunks, COPIES, WIDE, PRECISION, BLOCK, CHUNK, STAGES,
         )  # fmt: skip
     at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    for direction in range(directions):
-        reached = at
-        if first + direction == 0:
-            reached = L - at
-            if MASKED:
-                reached = tl.load(lengths + b, real, 0).to(tl.int32)[:, None] - at
-        reached = tl.minimum(tl.maximum(reached, 0), longest)
-        total -= tl.load(heights + (c * directions + direction) * (longest + 1) + reached)
     tl.store(out + sequence + at, total, real[:, None])
+
+
+@triton.jit
+def _heights(heights, c, t, length, directions, first, longest):  # type: ignore[no-untyped-def]
+    """Return the terms of a_b in du at positions t and channels c of a sequence."""
+    total = tl.zeros([t.shape[0], c.shape[0]], tl.float32)
+    for direction in range(directions):
+        reached = tl.where(first + direction == 0, length - t, t)
+        reached = tl.minimum(tl.maximum(reached, 0), longest)
+        total += tl.load(heights + (c * directions + direction)[None, :] * (longest + 1) + reached[:, None])
+    return total
+
+
+@triton.jit(do_not_specialize=["B", "C", "L", "units", "directions", "first", "longest"])
+def _store_gradient_kernel(  # type: ignore[no-untyped-def]
+    du, heights, edges, lengths, out, B, C, L, units, directions, first, longest, o_b, o_c, o_l,
+    MASKED: tl.constexpr, EDGE: tl.constexpr, BB: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Store du (C, B, time), minus the terms of a_b, plus the corrections `edges`, to out (B, C, L)."""
+    t = tl.program_id(0) * BL + tl.arange(0, BL)
+    c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
+    exists = tl.minimum(c, C - 1)
+    terms = _heights(heights, exists, t, L, directions, first, longest)
+    start = tl.program_id(2).to(tl.int64) * BB
+    for k in range(tl.minimum(BB, B - start)):
+        b = start + k
+        sequence = exists * B + b
+        total = tl.load(du + (sequence * units * 16)[None, :] + t[:, None])
+        length = L
+        if MASKED:
+            length = tl.load(lengths + b).to(tl.int32)
+            terms = _heights(heights, exists, t, length, directions, first, longest)
+        total -= terms
+        if EDGE:
+            for direction in range(directions):
+                n = tl.where(first + direction == 0, length - t, t)
+                if (tl.max(n, 0) >= 0) & (tl.min(n, 0) < EDGE):
+                    here = ((exists * directions + direction) * B + b) * EDGE
+                    total += tl.load(edges + here[None, :] + n[:, None], ((n >= 0) & (n < EDGE))[:, None], 0.0)
+        inside = (t < L)[:, None] & (c < C)[None, :]
+        tl.store(out + b * o_b + offsets(t, c, o_l, o_c), total.to(out.dtype.element_ty), inside)
 
 
 def saved_numbers(u: Tensor, sizes: Sequence[int]) -> list[int]:
@@ -174,7 +219,7 @@ class ToeplitzBranches:
         self.x, self.numbers = self._time_contiguous(u), saved_numbers(u, sizes)
         self.time, self.grid = self.x.shape[2], grid_of(self.B, self.L, TILE)
         self.lengths = self.x if lengths is None else lengths
-        self.options = {"MASKED": lengths is not None, **toeplitz.product_options(self.x.dtype, TILE)}
+        self.masked = lengths is not None
         batch = self.x, self.kernels, self.plan, self.L, lengths
         self.sums, self.short = TapSums(*batch), ShortBranches(*batch) if self.plan.edge else None
 
@@ -195,7 +240,7 @@ class ToeplitzBranches:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return strips (C, copies, width) of all groups, each of its own width, concatenated; and the summed shift."""
         out, bias = self.x.new_empty(self.C * toeplitz.COPIES * of.width), self.x.new_empty(self.C, dtype=torch.float32)
-        _strips_kernel[(self.C, toeplitz.COPIES, len(of.groups))](
+        _strips_kernel[(self.C, triton.cdiv(of.widest, STRIP_BLOCK), len(of.groups))](
             self.kernels, *(self.kernels if z is None else z for z in (scale, minus, skip, shift)), out, bias,
             self.plan.branches, of.groups, self.C, len(self.plan.branches), self.kernels.shape[1],
             MERGED=scale is not None, SKIP=skip is not None, SHIFT=shift is not None, SCALED=minus is not None,
@@ -207,8 +252,8 @@ class ToeplitzBranches:
         """Return partial sums of c_b and of c_b^2, (P, 2, N, C), and the tensor saved for `gradients`."""
         p, saved = self.plan, self.x.new_empty(sum(self.numbers), dtype=torch.float32)
         outputs, means, inputs, energies = self._parts(saved)
-        tiles, N = max(1, self.grid.tiles) if p.long else 1, len(p.branches)
-        parts = self.x.new_empty(tiles, 2, N, self.C, dtype=torch.float64)
+        N, grid = len(p.branches), grid_of(self.B, self.L, BRANCH_TILE)
+        parts = self.x.new_empty(max(1, grid.tiles) if p.long else 1, 2, N, self.C, dtype=torch.float64)
         if not self.B:
             return parts.zero_(), saved.zero_()
         self.sums.write_inputs(inputs)
@@ -217,9 +262,9 @@ class ToeplitzBranches:
         if p.long:
             self.sums.write_means(inputs, means)
             strips, _ = self._strips(p.each)
-            _branches_kernel[(self.grid.tiles * self.C, len(p.long))](
+            _branches_kernel[(grid.tiles * self.C, len(p.long))](
                 self.x, strips, p.each.groups, means, self.lengths, outputs, parts, N, self.C, self.B, self.L,
-                self.time // 16, *self.grid, **self.options,
+                self.time // 16, *grid, MASKED=self.masked, **toeplitz.product_options(self.x.dtype, BRANCH_TILE),
             )  # fmt: skip
         return parts, saved
 
@@ -245,13 +290,14 @@ class ToeplitzBranches:
         p, du, out = self.plan, torch.empty_like(self.x, dtype=torch.float32), torch.empty_like(self.u)
         outputs, means, inputs, energies = self._parts(saved)
         strips, _ = self._strips(p.back, s, skip, None, q)
-        energy = self.short.energy_strips(q) if self.short else strips
+        energy, edges = self.short.input_gradient(q) if self.short else (strips, means)
         _input_gradient_kernel[(self.grid.tiles * self.C,)](
-            self.g, outputs, self.x, strips, p.back.groups, energy, p.energy.groups, self.sums.heights(a, q, means),
-            self.lengths, du, len(p.long), self.C, self.B, self.L, self.time // 16, p.directions, p.first, p.longest,
-            *self.grid, SHORT=self.short is not None, **self.options,
+            self.g, outputs, self.x, strips, p.back.groups, energy, p.energy.groups, du, len(p.long), self.C, self.B,
+            self.time // 16, *self.grid, SHORT=self.short is not None, **toeplitz.product_options(self.x.dtype, TILE),
         )  # fmt: skip
-        if self.short:
-            self.short.add_edges(du)
-        toeplitz.copy_time_contiguous(out, du.transpose(0, 1), False)
+        grid = triton.cdiv(self.L, STORE["BL"]), triton.cdiv(self.C, STORE["BC"]), triton.cdiv(self.B, STORE["BB"])
+        _store_gradient_kernel[grid](
+            du, self.sums.heights(a, q, means), edges, self.lengths, out, self.B, self.C, self.L, self.time // 16,
+            p.directions, p.first, p.longest, *out.stride(), MASKED=self.masked, EDGE=p.edge, **STORE,
+        )  # fmt: skip
         return out, self.sums.gradient(self.cross, outputs, energies, inputs, means, s, q, a)
