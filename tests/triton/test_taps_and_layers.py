@@ -12,8 +12,9 @@ from ..conftest import randomise, relative, slow_except, training_step
 from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
 
 pytest.importorskip("triton")
-tap_kernels = pytest.importorskip("mrconv.ops.tap_conv.triton_kernels")
+correlation = pytest.importorskip("mrconv.ops.tap_conv.correlation_triton")
 tap_gradients = pytest.importorskip("mrconv.ops.branch_sum.taps_triton")
+tap_layout = tap_gradients.tap_layout
 
 
 @pytest.mark.parametrize("L", LENGTHS)
@@ -30,16 +31,23 @@ def test_tap_conv(L, channels_last):
 
 
 FEW, MANY = [(0,), (0, 2), (), (5, 70), (-1, -4)], [tuple(range(-3, 40, 2)), (), (7,), tuple(range(0, 90, 5))]
+DILATED = [(0, 1, 2), (0, 30, 60, 90), (-1, -21, -41)]
 
 
 @pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize("lags", [FEW, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("lags", [FEW, MANY, DILATED], ids=["few", "many", "dilated"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_tap_branches(L, lags, channels_last, masked, monkeypatch):
-    monkeypatch.setattr(tap_kernels, "SPAN", 64)
+    monkeypatch.setattr(correlation, "MAX_PARTS", 2)
+    monkeypatch.setattr(tap_gradients, "SEGMENT_PARTS", 2)
     monkeypatch.setattr(tap_gradients, "SCRATCH_BYTES", 2 * 5 * L * len(lags) * 8)  # slices of 2 and of 1
     check_branches(lags, not masked, *inputs(L, channels_last, masked))
+
+
+def test_branches_with_few_differences_of_lags_are_not_computed():
+    layouts = [tap_layout(tuple(sum(lags, ())), tuple(map(len, lags)), 130) for lags in (FEW, DILATED, MANY)]
+    assert [layout.outside for layout in layouts] == [True, True, False]
 
 
 def test_tap_branches_of_many_channels():

@@ -22,7 +22,7 @@ from . import normalization as finalising
 from .normalization import BranchWeights, Heights
 from .spectral import SpectralBranches
 from .statistics import BatchStatistics, valid_count
-from .taps import TapBranches
+from .taps import tap_branches
 
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
@@ -346,6 +346,13 @@ def _toeplitz_saved(u: Tensor, kernels: Tensor, N: int, sizes: Sequence[int], ca
     return (sum(saved_numbers(u, sizes)),)
 
 
+def _tap_sums(
+    u: Tensor, kernels: Tensor, N: int, lags: Sequence[int], sizes: Sequence[int], triton: bool
+) -> tuple[int, ...]:
+    """Return the shape of the sums over the inputs of each tap, which Triton kernels save."""
+    return (2, len(lags), kernels.shape[0]) if triton else (0,)
+
+
 def _last(*layout: Any) -> bool:
     return bool(layout[-1])
 
@@ -356,7 +363,7 @@ _OPS = {
     ),
     Algorithm.TOEPLITZ: _register(Algorithm.TOEPLITZ, "int[] sizes, int causal", _toeplitz, _toeplitz_saved),
     Algorithm.TAPS: _register(
-        Algorithm.TAPS, "int[] lags, int[] sizes, bool triton", lambda: TapBranches, triton=_last
+        Algorithm.TAPS, "int[] lags, int[] sizes, bool triton", lambda: tap_branches, _tap_sums, _last
     ),
     Algorithm.MOVING_SUM: _register(
         Algorithm.MOVING_SUM,

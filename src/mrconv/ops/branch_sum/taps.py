@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,18 +26,14 @@ class TapBranches:
     heights = None
 
     def __init__(
-        self, u: Tensor, values: Tensor, lengths: Tensor | None, lags: Sequence[int], sizes: Sequence[int], triton: bool
+        self, u: Tensor, values: Tensor, lengths: Tensor | None, lags: Sequence[int], sizes: Sequence[int]
     ) -> None:
-        self.u, self.lengths, self.lags, self.sizes, self.triton = u, lengths, lags, sizes, triton
+        self.u, self.lengths, self.lags, self.sizes = u, lengths, lags, sizes
         self.values = values.to(compute_dtype(u, values)).t().contiguous()  # (T, C)
 
     def moments(self) -> tuple[Tensor, None]:
         """Return partial sums of c_b and of c_b^2, (P, 2, N, C)."""
         u, values, sizes = self.u, self.values, self.sizes
-        if self.triton:
-            from ..tap_conv import triton_kernels
-
-            return triton_kernels.moments(u, values, self.lags, sizes, self.lengths), None
         sums, scratch = values.new_zeros(2, len(sizes), u.shape[1]), Scratch()
         for batch, channels, (x,) in slices(u, values.dtype, u):
             c = scratch.like(x)
@@ -53,25 +49,19 @@ class TapBranches:
         taps = self.values * _take(scale, layout.owners)
         if skip is not None:
             taps = torch.cat([taps, skip[None].to(taps.dtype)])
-        return convolve(self.u, _sum_groups(taps, layout.members), layout.lags, shift.sum(0), self.triton)
+        return convolve(self.u, _sum_groups(taps, layout.members), layout.lags, shift.sum(0), triton=False)
 
     def products(self, grad: Tensor) -> Tensor:
         """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
         self.grad, layout = grad, _layout(tuple(self.lags), tuple(self.sizes), True)
-        products = correlate(grad, self.u, layout.lags, self.values.dtype, self.triton)
+        products = correlate(grad, self.u, layout.lags, self.values.dtype, triton=False)
         inner = _sum_groups(self.values * _take(products, layout.positions[:-1]), layout.branches)
-        return torch.cat([inner, products[-1:], products[layout.positions[-1]][None]])[None]
+        g_sum = grad.sum((0, 2), dtype=inner.dtype)
+        return torch.cat([inner, g_sum[None], products[layout.positions[-1]][None]])[None]
 
     def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the values for dc_b = s_b g - a_b - q_b c_b, a slice at a time."""
-        if self.triton:
-            from .taps_triton import branch_gradients
-
-            du, dvalues = branch_gradients(
-                self.grad, self.u, self.values, self.lags, self.sizes, (s, q, a), skip, self.lengths
-            )
-        else:
-            du, dvalues = self._gradients((s, q, a), skip)
+        du, dvalues = self._gradients((s, q, a), skip)
         return with_format_of(self.u, du), dvalues.t()
 
     def _gradients(self, factors: tuple[Tensor, Tensor, Tensor], skip: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -105,6 +95,22 @@ class TapBranches:
         """Zero c from the sequences' lengths on, in place."""
         if self.lengths is not None:
             c *= (torch.arange(c.shape[-1], device=c.device) < self.lengths[batch, None])[:, None]
+
+
+def tap_branches(
+    u: Tensor,
+    values: Tensor,
+    lengths: Tensor | None,
+    lags: Sequence[int],
+    sizes: Sequence[int],
+    triton: bool,
+) -> Any:
+    """Return the computation in torch or by Triton."""
+    if triton:
+        from .taps_triton import TritonTapBranches
+
+        return TritonTapBranches(u, values, lengths, lags, sizes)
+    return TapBranches(u, values, lengths, lags, sizes)
 
 
 class _Layout(NamedTuple):

@@ -43,7 +43,7 @@ def _tap_conv(u: Tensor, values: Tensor, bias: Tensor | None, lags: list[int], g
 def _tap_conv_backward(grad: Tensor, u: Tensor, values: Tensor, lags: list[int], triton: bool) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(u, values)
     du = convolve(grad, values.to(dtype).t().contiguous(), [-lag for lag in lags], None, triton)
-    dvalues = correlate(grad, u, lags, dtype, triton)[:-1]
+    dvalues = correlate(grad, u, lags, dtype, triton)
     return with_format_of(u, du), dvalues.t().to(values.dtype).contiguous()
 
 

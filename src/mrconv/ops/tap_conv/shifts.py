@@ -81,14 +81,13 @@ def convolve(
 
 
 def correlate(g: Tensor, u: Tensor, lags: Sequence[int], dtype: torch.dtype, triton: bool) -> Tensor:
-    """Return (T + 1, C): the sum of g[t] u[t - lag] over batch and time for each lag, and last the sum of g."""
+    """Return (T, C): the sum of g[t] u[t - lag] over batch and time for each lag."""
     if triton:
-        from . import triton_kernels
+        from . import correlation_triton
 
-        return triton_kernels.correlate(g, u, lags, dtype)
-    out = torch.zeros(len(lags) + 1, u.shape[1], dtype=dtype, device=u.device)
+        return correlation_triton.correlate(g, u, lags, dtype)
+    out = torch.zeros(len(lags), u.shape[1], dtype=dtype, device=u.device)
     scratch = Scratch()
     for _, channels, (grad, x) in slices(u, dtype, g, u):
-        add_correlation(out[:-1, channels], grad, x, lags, scratch.like(x))
-        out[-1, channels] += grad.sum((0, 2))
+        add_correlation(out[:, channels], grad, x, lags, scratch.like(x))
     return out
