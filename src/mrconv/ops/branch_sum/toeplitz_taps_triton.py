@@ -146,31 +146,36 @@ def correlation(diagonals, table, lag, inside, BLOCK: tl.constexpr):  # type: ig
 
 @triton.jit(do_not_specialize=["N", "C", "B", "time", "taps", "width"])
 def _products_kernel(  # type: ignore[no-untyped-def]
-    kernels, g, diagonals, table, branches, out, N, C, B, time, taps, width, BLOCK: tl.constexpr, BL: tl.constexpr,
+    kernels, g, diagonals, table, branches, out, N, C, B, time, taps, width,
+    BLOCK: tl.constexpr, BL: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Store, for one channel, the sum of g c_b for one branch or, past the last branch, the sums of g and of g u.
-
-    The sum of g is a sum of parts, one for each program along the third axis; the other sums are in the first part.
-    """
+    """Store one of the sums for one channel: of g c_b for each branch, of g u, then the parts of the sum of g."""
     c = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1)
     i = tl.arange(0, BL)
+    out += c
     diagonals += c * width
     total = tl.zeros([BL], tl.float32)
     if n < N:
-        size = tl.where(tl.program_id(2) == 0, tl.load(branches + 5 * n + 1), 0)
+        size = tl.load(branches + 5 * n + 1)
         kernels += c * taps + tl.load(branches + 5 * n)
         for start in range(0, size, BL):
             j = start + i
             lag = tl.where(tl.load(branches + 5 * n + 2) != 0, -1 - j, j)
             v = tl.load(kernels + j, j < size, 0.0).to(tl.float32)
             total += v * correlation(diagonals, table, lag, j < size, BLOCK)
+        tl.store(out + n * C, tl.sum(total, 0))
     elif n == N:
-        for start in range(tl.program_id(2) * BL, B * time * 16, tl.num_programs(2) * BL):
-            total += tl.load(g + c * B * time * 16 + start + i, start + i < B * time * 16, 0.0).to(tl.float32)
+        total = correlation(diagonals, table, i, i == 0, BLOCK)
+        tl.store(out + (N + 1) * C, tl.sum(total, 0))
     else:
-        total = correlation(diagonals, table, i, i < tl.where(tl.program_id(2) == 0, 1, 0), BLOCK)
-    tl.store(out + (tl.program_id(2) * (N + 2) + n) * C + c, tl.sum(total, 0))
+        part = n - N - 1
+        for start in range(part * BL, B * time * 16, PARTS * BL):
+            total += tl.load(g + c * B * time * 16 + start + i, start + i < B * time * 16, 0.0).to(tl.float32)
+        out += part * (N + 2) * C
+        tl.store(out + N * C, tl.sum(total, 0))
+        for other in range(tl.where(part > 0, N + 2, 0)):
+            tl.store(out + other * C, 0.0, other != N)
 
 
 @triton.jit(do_not_specialize=["C", "taps", "directions", "first", "longest"])
@@ -275,9 +280,9 @@ class TapSums:
         g is (C, B, time); `cross` are the diagonals of its correlation with x.
         """
         p, out = self.plan, self._empty(PARTS, self.N + 2, self.C)
-        _products_kernel[(self.C, self.N + 2, PARTS)](
+        _products_kernel[(self.C, self.N + 1 + PARTS)](
             self.kernels, g, cross, p.cross.table, p.branches, out, self.N, self.C, self.B, self.time // 16, self.taps,
-            cross.shape[1], BLOCK=SQUARE, BL=TAP_BLOCK,
+            cross.shape[1], BLOCK=SQUARE, BL=TAP_BLOCK, PARTS=PARTS,
         )  # fmt: skip
         return out
 

@@ -30,7 +30,7 @@ from .toeplitz_plan import BRANCH_TILE, TILE, Strips, group, is_long, plan_for
 from .toeplitz_taps_triton import TapSums
 
 STRIP_BLOCK = 512  # lags that are written to a strip at a time
-STORE = {"BB": 8, "BL": 64, "BC": 64}  # sequences, positions and channels of a program that stores du
+STORE = {"BB": 2, "BL": 64, "BC": 64}  # sequences, positions and channels of a program that stores du
 
 
 @triton.jit(do_not_specialize=["C", "N", "taps"])
@@ -188,8 +188,10 @@ def _store_gradient_kernel(  # type: ignore[no-untyped-def]
         total -= terms
         if EDGE:
             for direction in range(directions):
-                n = tl.where(first + direction == 0, length - t, t)
-                if (tl.max(n, 0) >= 0) & (tl.min(n, 0) < EDGE):
+                causal = first + direction == 0
+                nearest = tl.where(causal, length - tl.program_id(0) * BL - BL + 1, tl.program_id(0) * BL)
+                if (nearest < EDGE) & (nearest + BL > 0):
+                    n = tl.where(causal, length - t, t)
                     here = ((exists * directions + direction) * B + b) * EDGE
                     total += tl.load(edges + here[None, :] + n[:, None], ((n >= 0) & (n < EDGE))[:, None], 0.0)
         inside = (t < L)[:, None] & (c < C)[None, :]

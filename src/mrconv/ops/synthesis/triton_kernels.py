@@ -22,7 +22,7 @@ def _mode(t, m, n, M, scale, WIDE: tl.constexpr):  # type: ignore[no-untyped-def
     """Return cos and -sin of mode m at taps t of n, weighted as in the inverse real FFT; zero for missing modes."""
     turns = (m * t) % n
     turns = tl.where(2 * turns > n, turns - n, turns)
-    angle = (turns.to(tl.float64) / n.to(tl.float64) * 6.283185307179586).to(WIDE)
+    angle = (turns.to(tl.float64) * (6.283185307179586 / n.to(tl.float64))).to(WIDE)
     single = (m == 0) | (2 * m == n)
     weight = tl.where((m < M) & (2 * m <= n), tl.where(single, 1.0, 2.0), 0.0) * (scale / n.to(tl.float64))
     return weight.to(WIDE) * tl.cos(angle), tl.where(single, 0.0, -weight).to(WIDE) * tl.sin(angle)
