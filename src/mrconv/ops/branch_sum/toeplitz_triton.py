@@ -172,11 +172,12 @@ def _store_gradient_kernel(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr, EDGE: tl.constexpr, BB: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Store du (C, B, time), minus the terms of a_b, plus the corrections `edges`, to out (B, C, L)."""
-    t = tl.program_id(0) * BL + tl.arange(0, BL)
+    block = tl.program_id(2) * BL
+    t = block + tl.arange(0, BL)
     c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
     exists = tl.minimum(c, C - 1)
     terms = _heights(heights, exists, t, L, directions, first, longest)
-    start = tl.program_id(2).to(tl.int64) * BB
+    start = tl.program_id(0).to(tl.int64) * BB
     for k in range(tl.minimum(BB, B - start)):
         b = start + k
         sequence = exists * B + b
@@ -189,7 +190,7 @@ def _store_gradient_kernel(  # type: ignore[no-untyped-def]
         if EDGE:
             for direction in range(directions):
                 causal = first + direction == 0
-                nearest = tl.where(causal, length - tl.program_id(0) * BL - BL + 1, tl.program_id(0) * BL)
+                nearest = tl.where(causal, length - block - BL + 1, block)
                 if (nearest < EDGE) & (nearest + BL > 0):
                     n = tl.where(causal, length - t, t)
                     here = ((exists * directions + direction) * B + b) * EDGE
@@ -297,7 +298,7 @@ class ToeplitzBranches:
             self.g, outputs, self.x, strips, p.back.groups, energy, p.energy.groups, du, len(p.long), self.C, self.B,
             self.time // 16, *self.grid, SHORT=self.short is not None, **toeplitz.product_options(self.x.dtype, TILE),
         )  # fmt: skip
-        grid = triton.cdiv(self.L, STORE["BL"]), triton.cdiv(self.C, STORE["BC"]), triton.cdiv(self.B, STORE["BB"])
+        grid = triton.cdiv(self.B, STORE["BB"]), triton.cdiv(self.C, STORE["BC"]), triton.cdiv(self.L, STORE["BL"])
         _store_gradient_kernel[grid](
             du, self.sums.heights(a, q, means), edges, self.lengths, out, self.B, self.C, self.L, self.time // 16,
             p.directions, p.first, p.longest, *out.stride(), MASKED=self.masked, EDGE=p.edge, **STORE,
