@@ -56,7 +56,7 @@ def measure_model(name: str, history: int, arguments: argparse.Namespace) -> dic
     sizes = {"vocab_size": VOCABULARY, "d_model": arguments.d_model, "depth": arguments.depth, "l_max": history}
     model = LanguageModel(**sizes, **MODELS[name], device=arguments.device).eval()
     if name == "merged":
-        reparameterize(model)
+        reparameterize(model, dense=True)
     prompt = torch.randint(VOCABULARY, (arguments.batch, history), device=arguments.device)
     state: Any = None
     token = prompt[:, -1]

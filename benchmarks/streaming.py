@@ -28,7 +28,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "fourier 1": {"kernel": "fourier", "kernel_size": 1},
     "fourier 32": {"kernel": "fourier", "kernel_size": 32},
     "dilated 8": {"kernel": "dilated", "kernel_size": 8},
-    "dense": {"kernel": "fourier", "kernel_size": 32, "merged": True},
+    "dense": {"kernel": "dense", "kernel_size": 32, "merged": True},
 }
 COLUMNS = (*LAYERS, "window", "attention")
 STEPS = 1024

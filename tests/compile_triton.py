@@ -77,6 +77,9 @@ def main(capability):
         layer(u, torch.tensor([1100, 60])).sum().backward()
     layer = MRConv(32, 20000, kernel_size=8, bidirectional=True, combine="concat", backend="triton")
     layer(torch.randn(2, 16384, 32, requires_grad=True)).sum().backward()
+    for dtype in (torch.float32, torch.bfloat16):
+        u = torch.randn(2, 32, 1100, dtype=dtype)
+        ops.moving_sum_conv(u, torch.randn(4, 32), [1.0] * 4, [1, 8, 300, 1000], None, torch.zeros(32), gelu=True)
     for dtype in (torch.float32, torch.float16):
         ops.toeplitz_conv(torch.randn(2, 32, 100, dtype=dtype), torch.randn(32, 100))
     u = torch.randn(2, 1100, 32).bfloat16().requires_grad_()

@@ -48,10 +48,10 @@ def test_config_file_is_flat_and_versioned(tmp_path):
     build(combine="concat", decay=(1.0, 2.0)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architecture"] == "SequenceClassifier"
-    assert config["format_version"] == 1
+    assert config["format_version"] == 2
     assert config["decay"] == [1.0, 2.0]
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert file.metadata()["mrconv_format_version"] == "1"
+        assert file.metadata()["mrconv_format_version"] == "2"
     SequenceClassifier.from_pretrained(tmp_path)
 
 
@@ -86,8 +86,8 @@ def test_wrong_class_and_newer_format_raise(tmp_path):
     with pytest.raises(ValueError, match="contains a SequenceClassifier, not a LanguageModel"):
         LanguageModel.from_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"format_version": 2}))
-    with pytest.raises(ValueError, match="has format 2; this mrconv reads up to 1"):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"format_version": 3}))
+    with pytest.raises(ValueError, match="has format 3; this mrconv reads up to 2"):
         SequenceClassifier.from_pretrained(tmp_path)
 
 

@@ -258,9 +258,9 @@ def test_checkpoints_have_a_format_version_and_newer_ones_are_rejected():
     torch.save(tested.state_dict(), buffer)
     buffer.seek(0)
     state = torch.load(buffer, weights_only=True)
-    assert state._metadata[""]["version"] == 1
-    state._metadata[""]["version"] = 2
-    with pytest.raises(RuntimeError, match="format 2, newer than"):
+    assert state._metadata[""]["version"] == 2
+    state._metadata[""]["version"] = 3
+    with pytest.raises(RuntimeError, match="format 3, newer than"):
         tested.load_state_dict(state)
 
 
@@ -295,3 +295,159 @@ def test_a_block_merges_too():
     u = torch.randn(2, 32, 4, dtype=torch.float64)
     before = block(u)
     assert relative(reparameterize(block)(u), before) < 1e-12
+
+
+def low_rank_layer(kernel_size=1, **options):
+    options = {"l_max": 1000, "dtype": torch.float64} | options
+    return randomise(MRConv(4, kernel_size=kernel_size, **options)).eval()
+
+
+@pytest.mark.parametrize("kernel_size", [1, 2, 4, 5])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize(("heads", "groups"), SHAPES)
+@pytest.mark.parametrize("rate", [1.0, 0.6, 1.7])
+def test_a_layer_merged_into_modes_equals_its_branches(kernel_size, bidirectional, combination, heads, groups, rate):
+    options = {"bidirectional": bidirectional, "heads": heads, "groups": groups, **combination}
+    branches = low_rank_layer(kernel_size, backend="reference", **options)
+    merged = copy.deepcopy(branches).reparameterize(rate)
+    dense = copy.deepcopy(branches).reparameterize(rate, dense=True)
+    expanded = copy.deepcopy(merged).reparameterize(dense=True)
+    assert merged.low_rank
+    assert not dense.low_rank
+    assert not expanded.low_rank
+    for L in (1, 63, 100, 2001):
+        u = torch.randn(2, L, 4, dtype=torch.float64)
+        lengths = torch.tensor([L, (L + 1) // 2])
+        with torch.no_grad():
+            expected, padded = branches(u, rate=rate), branches(u, lengths, rate)
+            for tested in (merged, dense, expanded):
+                assert relative(tested(u), expected) < 1e-12
+                assert relative(tested(u, lengths), padded) < 1e-12
+        assert relative(merged(u), expected) < 1e-12  # with gradients, the modes are expanded in every call
+    kernel, bias = branches.k_rep(rate)
+    assert relative(merged.k_rep()[0], kernel) < 1e-12
+    assert relative(merged.k_rep()[1], bias) < 1e-12 if bias.any() else not merged.bias.any()
+
+
+@pytest.mark.parametrize(("kernel_size", "numbers"), [(1, 2), (2, 4), (4, 6)])
+def test_merged_modes_are_few_parameters(kernel_size, numbers):
+    merged = low_rank_layer(kernel_size, bidirectional=True, groups=2).reparameterize()
+    N = merged.resolutions
+    modes = {f"branches.{i}.kernel.modes" for i in range(2)}
+    assert set(merged.state_dict()) == set(dict(merged.named_parameters())) == {"bias", "D", *modes}
+    assert sum(p.numel() for p in merged.parameters()) == 2 * 2 * N * numbers + 2 + 4
+    built = MRConv(4, 1000, kernel_size=kernel_size, bidirectional=True, groups=2, merged=True)
+    assert {name: x.shape for name, x in built.state_dict().items()} == {
+        name: x.shape for name, x in merged.state_dict().items()
+    }
+
+
+def test_modes_are_kept_up_to_an_eighth_of_the_kernel_s_length():
+    N = 9
+    assert MRConv(1, 16 * N, merged=True).low_rank  # 2 N numbers
+    assert not MRConv(1, 16 * N - 1, merged=True).low_rank
+    assert not MRConv(1, 1000, kernel="fourier+sparse", merged=True).low_rank
+    assert not MRConv(1, 1000, kernel_size=16, merged=True).low_rank
+
+
+def test_merged_parameters_of_the_text_model():
+    shape = {"d_model": 256, "depth": 6, "l_max": 4096}
+    config = {"n_classes": 2, "vocab_size": 134, "prenorm": True, "block_norm": "batch", "device": "meta", **shape}
+    trained, merged = (SequenceClassifier(merged=merged, **config) for merged in (False, True))
+    dense = reparameterize(SequenceClassifier(**config), dense=True)
+    counts = [sum(p.numel() for p in model.parameters()) for model in (trained, merged, dense)]
+    assert counts == [929_282, 870_914, 7_120_898]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_dense_checkpoint_of_format_1_loads_into_a_layer_that_would_keep_modes(bidirectional, groups):
+    trained = low_rank_layer(2, bidirectional=bidirectional, groups=groups)
+    dense = copy.deepcopy(trained).reparameterize(dense=True)
+    state = dense.state_dict()
+    state._metadata[""]["version"] = 1
+    loaded = low_rank_layer(2, bidirectional=bidirectional, groups=groups, merged=True)
+    loaded.load_state_dict(state)
+    u = torch.randn(2, 77, 4, dtype=torch.float64)
+    assert not loaded.low_rank
+    assert set(loaded.state_dict()) == set(state)
+    assert torch.equal(loaded(u), dense(u))
+    with pytest.raises(RuntimeError, match="holds modes and this layer a dense kernel"):
+        loaded.load_state_dict(trained.reparameterize().state_dict())
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        low_rank_layer(2, l_max=900, bidirectional=bidirectional, groups=groups, merged=True).load_state_dict(state)
+
+
+def test_checkpoints_with_modes_and_with_branches_are_distinguished():
+    trained = low_rank_layer()
+    with pytest.raises(RuntimeError, match=r"the checkpoint is not merged .* build it with merged=False"):
+        low_rank_layer(merged=True).load_state_dict(trained.state_dict())
+    state = copy.deepcopy(trained).reparameterize().state_dict()
+    with pytest.raises(RuntimeError, match=r"the checkpoint is merged .* build it with merged=True"):
+        trained.load_state_dict(state)
+
+
+@torch.no_grad()
+def test_changed_modes_take_effect():
+    merged, u = low_rank_layer(2).reparameterize(), torch.randn(2, 50, 4, dtype=torch.float64)
+    other = low_rank_layer(2).reparameterize()
+    assert torch.equal(merged(u), merged(u))
+    for change in (
+        lambda: merged.branches[0].kernel.modes.mul_(2),
+        lambda: merged.D.zero_(),
+        lambda: merged.bias.add_(1),
+        lambda: merged.load_state_dict(other.state_dict()),
+        lambda: (merged.branches[0].kernel.modes.data.mul_(2), merged.eval()),
+    ):
+        before = merged(u)
+        change()
+        assert relative(merged(u), before) > 1e-3
+        assert torch.equal(merged(u), copy.deepcopy(merged)(u))
+    state = dict(other.named_parameters())
+    assert torch.equal(torch.func.functional_call(merged, state, (u,)), other(u))
+    assert relative(merged.float()(u.float()), merged.double()(u)) < 1e-6
+
+
+def test_vmap_over_merged_modes():
+    layers = [low_rank_layer(2).reparameterize() for _ in range(2)]
+    state, _ = torch.func.stack_module_state(layers)
+    u = torch.randn(1, 50, 4, dtype=torch.float64)
+    with torch.no_grad():
+        kernels = torch.func.vmap(lambda each: torch.func.functional_call(layers[0], each, (u,)))(state)
+        assert all(torch.equal(a, b(u)) for a, b in zip(kernels, layers, strict=True))
+
+
+def test_training_changes_merged_modes():
+    merged = low_rank_layer(2, bidirectional=True).reparameterize()
+    u = torch.randn(2, 50, 4, dtype=torch.float64)
+    before = merged(u)
+    before.square().sum().backward()
+    with torch.no_grad():
+        for p in merged.parameters():
+            assert p.grad.abs().sum() > 0
+            p -= 1e-3 * p.grad
+    assert merged(u).square().sum() < before.square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kernel_size", [1, 4])
+@torch.no_grad()
+def test_half_precision_modes_are_as_accurate_as_a_dense_kernel(dtype, kernel_size):
+    exact = low_rank_layer(kernel_size)
+    u = torch.randn(2, 300, 4, dtype=torch.float64)
+    merged, dense = (copy.deepcopy(exact).reparameterize(dense=dense) for dense in (False, True))
+    errors = [relative(each.to(dtype)(u.to(dtype)).double(), exact(u)) for each in (merged, dense)]
+    assert errors[0] < 1.5 * errors[1] < 2e-2
+
+
+@torch.no_grad()
+def test_a_compiled_layer_follows_its_modes():
+    torch._dynamo.reset()
+    merged, u = low_rank_layer(2, dtype=torch.float32).reparameterize(), torch.randn(2, 50, 4)
+    compiled = torch.compile(merged, fullgraph=True, backend="aot_eager")
+    assert relative(compiled(u), merged(u)) < 1e-6
+    before = merged(u)
+    merged.branches[0].kernel.modes.mul_(2)
+    assert relative(before, merged(u)) > 1e-3
+    assert relative(compiled(u), merged(u)) < 1e-6

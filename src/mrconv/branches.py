@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from .config import LayerOptions
-from .kernels import kernel_class, resampled
+from .kernels import FourierKernel, kernel_class, resampled
 from .norm import running_affine
 from .ops import BranchShape, ConstantKernels, Lags, ModeKernels, Taps, compute_dtype
 from .reference import branch_sum
+
+RANK_ADVANTAGE = 8
+"""A merged layer keeps modes if a dense kernel has at least this many times as many numbers."""
 
 
 def resolution_lengths(l_max: int, kernel_size: int, combine: str) -> list[int]:
@@ -150,6 +153,35 @@ class Branches(nn.Module):
             gain, shift = (z.view_as(scale) for z in running_affine(self.norm))
             scale, bias = scale * gain, (scale * shift).sum(0)
         return scale, bias
+
+    @property
+    def moving_sums(self) -> bool:
+        """Whether `constant_kernels` can represent the kernels: causal, constant, and all from lag 0 on."""
+        return self.kernel.constant and not self.anticausal and not any(self.offsets)
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether a merged layer keeps Fourier modes: if they are at most an eighth as many numbers as taps.
+
+        Subclasses of the Fourier kernel do not qualify: their kernels may not be linear in the modes.
+        """
+        kernel = self.kernel
+        return type(kernel) is FourierKernel and RANK_ADVANTAGE * kernel.modes[:, 0].numel() <= self.l_max
+
+    @property
+    def modes(self) -> Tensor:
+        """The Fourier modes (N, C, M, 2) of `low_rank` branches."""
+        assert isinstance(self.kernel, FourierKernel)
+        return self.kernel.modes
+
+    @torch.no_grad()
+    def merge_modes(self) -> Tensor | None:
+        """Scale the modes by `scale_and_bias`, and drop weights and BatchNorm; return the bias (C,) of the sum."""
+        scale, bias = self.scale_and_bias()
+        if scale is not None:
+            self.kernel.modes = nn.Parameter((scale[..., None, None] * self.modes).to(self.modes.dtype))
+        self.alpha = self.decay = self.norm = None
+        return bias
 
     def reference(self, x: Tensor, mask: Tensor | None, rate: float) -> Tensor:
         """Compute this direction's output by the paper's algorithm; x (B, C, L) is zero where mask is false."""

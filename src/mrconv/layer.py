@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -28,14 +29,14 @@ from .kernels import CachedIntegerBuffers, FourierKernel, kernel_class, resample
 from .mixers import Mixer
 from .norm import update_running_statistics
 from .ops import Lags, Taps, compute_dtype
-from .streaming.parameter_cache import cached
+from .streaming.parameter_cache import cacheable, cached, forget
 from .streaming.state import LayerState
 from .streaming.state_space import FourierSSM, SlidingSSM, fourier_ssm, sliding_ssm
 from .streaming.streamed_kernel import StreamedKernel, sliding_kernel
 from .streaming.streamer import ConvolutionStreamer
 
 M = TypeVar("M", bound=nn.Module)
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the names and shapes in state dicts and saved models."""
 
 
@@ -51,7 +52,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
 
     y = sum_i alpha_i BN_i(k_i * u) + D u, where the kernels k_i double in length up to l_max. The layer computes one
     convolution with k_rep = sum_i alpha_i gamma_i / sqrt(var_i + eps) k_i, also in training, where the batch statistics
-    are computed without the outputs of the branches. `reparameterize()` keeps k_rep and drops the branches.
+    are computed without the outputs of the branches. `reparameterize()` keeps k_rep, dense or as a few Fourier modes.
 
     Args:
         d_model: number of channels of the input.
@@ -76,6 +77,8 @@ class MRConv(Mixer, CachedIntegerBuffers):
 
     _version = FORMAT_VERSION
     kernel_parameters = ("weight",)  # of a merged layer
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
     lags: Tensor | None
 
     def __init__(
@@ -136,6 +139,9 @@ class MRConv(Mixer, CachedIntegerBuffers):
         )
         self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, **factory))
         nn.init.normal_(self.D)
+        self.register_parameter("weight", None)  # `reparameterize` sets these
+        self.register_parameter("bias", None)
+        self.register_buffer("lags", None)
         if merged:
             self.reparameterize()
 
@@ -146,7 +152,10 @@ class MRConv(Mixer, CachedIntegerBuffers):
 
     @property
     def directions(self) -> list[Branches]:
-        """The branches that run forwards in time and, if bidirectional, those that run backwards; none if merged."""
+        """The branches that run forwards in time and, if bidirectional, those that run backwards.
+
+        A merged layer has branches only if it is low rank: Fourier modes without weights and BatchNorm.
+        """
         return list(self.branches)  # type: ignore[arg-type]
 
     @property
@@ -199,10 +208,8 @@ class MRConv(Mixer, CachedIntegerBuffers):
         elif self.uses_batch_statistics:
             y = self._normalised_branches(x, lengths, rate)
         else:
-            values, lags, bias = self.merged_kernel(rate, include_skip=self.groups == 1)
-            needs_grad = torch.is_grad_enabled() and any(z.requires_grad for z in (x, values, bias))
-            fused = gelu and self.groups == 1 and not needs_grad  # the gradient of GELU needs its input
-            y, gelu = ops.conv(x, values, lags, bias, fused, self._backend), gelu and not fused
+            fused = gelu and self.groups == 1 and not self._needs_gradients(x)  # the gradient of GELU needs its input
+            y, gelu = self._merged_conv(x, rate, fused), gelu and not fused
         x, y = (z.reshape(B, self.heads * self.d_model, L) for z in (x, y))
         if skip is not None:
             y = y + skip[:, None].to(x.dtype) * x
@@ -223,7 +230,9 @@ class MRConv(Mixer, CachedIntegerBuffers):
 
     def constants(self, rate: float) -> ConvolutionStreamer:
         """Return the algorithms that stream the layer at this rate."""
-        kernel = None if self.merged else sliding_kernel(self.directions[0], rate)
+        kernel = sliding_kernel(self.directions[0], rate) if self.directions else None
+        if kernel is not None and self.bias is not None:
+            kernel = dataclasses.replace(kernel, bias=self.bias.detach().to(kernel.bias))
         if kernel is None:
             values, lags, bias = self.merged_kernel(rate)
             kernel = StreamedKernel(bias, Taps(values, lags))
@@ -248,11 +257,13 @@ class MRConv(Mixer, CachedIntegerBuffers):
         check_choice("form", form, ("sliding", "fourier"))
         self.check_streamable()
         rate = self._resolve_rate(rate)
-        kernel = None if self.merged else self.directions[0].kernel
+        kernel = self.directions[0].kernel if self.directions else None
         if not isinstance(kernel, FourierKernel):
-            given = "a merged layer" if kernel is None else f"kernel={self.kernel!r}"
-            raise ValueError(f"to_ssm needs kernel='fourier', not merged; got {given}")
+            given = "a layer merged into a dense kernel" if kernel is None else f"kernel={self.kernel!r}"
+            raise ValueError(f"to_ssm needs kernel='fourier', not merged or merged with its modes; got {given}")
         sliding = sliding_ssm(self.directions[0], kernel, rate)
+        if self.bias is not None:
+            sliding = dataclasses.replace(sliding, bias=self.bias.detach().to(sliding.bias))
         if form == "sliding":
             return sliding
         return fourier_ssm(sliding, states or 4 * sliding.A.shape[1] + 1)
@@ -265,18 +276,18 @@ class MRConv(Mixer, CachedIntegerBuffers):
             return ops.Selection(ops.Algorithm.REFERENCE)
         if self.uses_batch_statistics:
             return self._select_branch_sum(x, rate)
-        return ops.select_conv(x, self.merged_kernel(rate).lags, self._backend)
+        return self._select_moving_sums(x, rate) or ops.select_conv(x, self.merged_kernel(rate).lags, self._backend)
 
     def merged_kernel(self, rate: float | None = None, *, include_skip: bool = False) -> MergedKernel:
         """Return the kernel that all branches merge into with the running statistics; differentiable.
 
-        With `include_skip`, the skip D is added to tap 0. A merged layer returns what it stores: D is in tap 0
-        if groups = 1.
+        With `include_skip`, the skip D is added to tap 0. It is always there in a layer merged into a dense kernel or
+        taps, if groups = 1.
         """
         rate = self._resolve_rate(rate)
         reach = resampled(self.l_max, rate)
         ahead = reach if self.bidirectional else 0
-        if self.merged:
+        if self.weight is not None and self.bias is not None:
             lags: Lags = range(-ahead, reach) if self.lags is None else self.integers("lags")
             return MergedKernel(self.weight, lags, self.bias)
         kernels = [kernel for direction in self.directions for kernel in direction.kernels(rate)]
@@ -285,15 +296,46 @@ class MRConv(Mixer, CachedIntegerBuffers):
         scale = None if scales[0] is None else scales[0] if len(scales) == 1 else torch.cat(scales)
         merged = ops.merge(kernels, ahead, reach, scale, skip, self._backend)
         C = kernels[0].values.shape[0]
-        bias = kernels[0].values.new_zeros(C) if biases[0] is None else sum(biases[1:], biases[0])
+        bias: Tensor | None = self.bias
+        if bias is None:
+            bias = kernels[0].values.new_zeros(C) if biases[0] is None else sum(biases[1:], biases[0])
         return MergedKernel(*merged, bias)
+
+    def _merged_conv(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
+        """Convolve x (B, C, L) with the merged kernel, and with the skip if groups = 1; add the bias."""
+        if self._select_moving_sums(x, rate) is not None and self.bias is not None:
+            skip = self.D if self.groups == 1 else None
+            return ops.moving_sum_conv(x, *self.directions[0].constant_kernels(rate), skip, self.bias, gelu)
+        values, lags, bias = self._inference_kernel(rate)
+        return ops.conv(x, values, lags, bias, gelu, self._backend)
+
+    def _select_moving_sums(self, x: Tensor, rate: float) -> ops.Selection | None:
+        """Return the selection of moving sums for a merged kernel, None if it cannot or should not run so."""
+        if not self.low_rank or not all(each.moving_sums for each in self.directions) or self._needs_gradients(x):
+            return None
+        selection = ops.select_conv(x, range(resampled(self.l_max, rate)), self._backend, constant=True)
+        return selection if selection.algorithm is ops.Algorithm.MOVING_SUM else None
+
+    def _needs_gradients(self, *inputs: Tensor) -> bool:
+        return torch.is_grad_enabled() and any(z.requires_grad for z in (*inputs, *self.parameters()))
+
+    def _inference_kernel(self, rate: float) -> MergedKernel:
+        """Return the merged kernel with the skip, if groups = 1; expanded from modes once, if no graph records it."""
+        if self.low_rank and self.bias is not None and self.D is not None:
+            tensors = [self.bias, self.D, *(direction.modes for direction in self.directions)]
+            if cacheable(tensors):
+                return cached(self, rate, MRConv._expand, tensors=tensors)
+        return self._expand(rate)
+
+    def _expand(self, rate: float) -> MergedKernel:
+        return self.merged_kernel(rate, include_skip=self.groups == 1)
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.
 
         The kernel is (C, l_max), or (2, C, l_max) if bidirectional, with C = heads * d_model / groups; at another
-        rate it has rate * l_max taps. It does not include the skip D, except in a merged layer with groups = 1, where
-        D is in tap 0.
+        rate it has rate * l_max taps. It does not include the skip D, except in a layer with groups = 1 that was merged
+        into a dense kernel or taps, where D is in tap 0.
         """
         rate = self._resolve_rate(rate)
         values, lags, bias = self.merged_kernel(rate)
@@ -304,30 +346,52 @@ class MRConv(Mixer, CachedIntegerBuffers):
             kernel = torch.stack([kernel[:, ahead:], kernel[:, :ahead].flip(1)])
         return kernel, bias
 
+    @property
+    def low_rank(self) -> bool:
+        """Whether the layer is merged into Fourier modes instead of a dense kernel or taps."""
+        return self.merged and self.weight is None
+
     @torch.no_grad()
-    def reparameterize(self, rate: float | None = None) -> MRConv:
+    def reparameterize(self, rate: float | None = None, *, dense: bool = False) -> MRConv:
         """Merge the branches into one kernel and a bias, in place, at this rate; set the layer to eval mode.
 
-        The state dict then holds `weight`, `bias` and, if the kernel is scattered taps, their `lags`. `D` is in tap 0
-        if groups = 1. Merging again has no effect.
+        Fourier kernels whose modes are at most l_max / 8 numbers stay modes (`low_rank`), unless `dense` is set: the
+        state dict then holds the modes, scaled, `bias` and `D`. Else it holds `weight`, `bias` and, if the kernel is
+        scattered taps, their `lags`; `D` is in tap 0 if groups = 1. Merging again has no effect, except that `dense`
+        replaces modes by a dense kernel.
         """
         rate = self._resolve_rate(rate)
-        if self.merged:
+        if self.merged and not (dense and self.low_rank):
             return self
-        assert self.D is not None
         self.check_mergeable()
-        values, lags, bias = self.merged_kernel(rate, include_skip=self.groups == 1)
+        if not dense and all(direction.low_rank for direction in self.directions):
+            self._merge_modes()
+        else:
+            self._merge_taps(rate)
+        self.rate, self.merged = rate, True
+        return self.eval()
+
+    def _merge_modes(self) -> None:
+        assert self.D is not None
+        biases = [bias for direction in self.directions if (bias := direction.merge_modes()) is not None]
+        bias = torch.stack(biases).sum(0) if biases else self.D.new_zeros(self.directions[0].kernel.channels)
+        self.bias = nn.Parameter(bias.to(self.D.dtype))
+
+    def _merge_taps(self, rate: float) -> None:
+        assert self.D is not None
+        values, lags, bias = self._expand(rate)
         dtype = self.D.dtype
         self.weight, self.bias = nn.Parameter(values.to(dtype)), nn.Parameter(bias.to(dtype))
-        self.register_buffer("lags", None if isinstance(lags, range) else torch.tensor(lags, device="cpu"))
-        if self.lags is not None:
+        if not isinstance(lags, range):
+            self.lags = torch.tensor(lags, device="cpu")
             self.integers("lags")
             self.lags = self.lags.to(values.device)
+        self._drop_branches()
+
+    def _drop_branches(self) -> None:
         self.branches = nn.ModuleList()
         if self.groups == 1:
             self.D = None
-        self.rate, self.merged = rate, True
-        return self.eval()
 
     def check_mergeable(self, name: str = "the layer") -> None:
         """Raise ValueError if a statistic, and therefore the merged kernel, is NaN or infinite."""
@@ -337,6 +401,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
 
     def train(self, mode: bool = True) -> MRConv:
         """Set the mode; a merged layer warns once that it has no branches to train."""
+        forget(self)  # `.data` writes bypass version counters
         if mode and self.merged and not self._warned:
             self._warned = True
             warnings.warn("this MRConv is merged: training continues with its single kernel", stacklevel=2)
@@ -434,15 +499,26 @@ class MRConv(Mixer, CachedIntegerBuffers):
                 "upgrade mrconv"
             )
         weight, lags = state_dict.get(prefix + "weight"), state_dict.get(prefix + "lags")
-        if self.merged != (weight is not None) and any(key.startswith(prefix) for key in state_dict):
+        if self.merged != (prefix + "bias" in state_dict) and any(key.startswith(prefix) for key in state_dict):
             errors.append(
                 f"{where}: the checkpoint is not merged and this model is: build it with merged=False"
                 if self.merged
                 else f"{where}: the checkpoint is merged and this model is not: build it with merged=True"
             )
-        if self.merged and self.lags is not None and weight is not None and lags is not None:
+        elif self.low_rank and weight is not None:
+            self._adopt_dense()
+        elif self.merged and not self.low_rank and weight is None and prefix + "bias" in state_dict:
+            errors.append(f"{where}: the checkpoint holds modes and this layer a dense kernel: build the layer again")
+        if self.lags is not None and weight is not None and lags is not None:
             self._adopt_taps(where, weight, lags, errors)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *args)
+
+    def _adopt_dense(self) -> None:
+        """Replace the modes by a dense kernel; files of format 1 hold one, and layers merged with `dense`."""
+        assert self.bias is not None
+        reach = resampled(self.l_max, self.rate)
+        self.weight = nn.Parameter(self.bias.new_empty(len(self.bias), self.n_directions * reach))
+        self._drop_branches()
 
     def _adopt_taps(self, where: str, weight: Tensor, lags: Tensor, errors: list[str]) -> None:
         """Resize `weight` and `lags` to the checkpoint's taps; how many there are depends on the positions drawn."""
@@ -450,21 +526,24 @@ class MRConv(Mixer, CachedIntegerBuffers):
         first, last = (-reach if self.bidirectional else 0), reach - 1
         if not lags.is_meta and not ((lags >= first) & (lags <= last)).all():
             errors.append(f"{where}: the checkpoint has taps outside of this layer's lags {first} .. {last}")
-        elif weight.shape[0] == self.weight.shape[0] and weight.shape != self.weight.shape:
+        elif self.weight is not None and weight.shape[0] == self.weight.shape[0] and weight.shape != self.weight.shape:
             values = self.weight.new_empty(weight.shape)
             self.weight = nn.Parameter(values, requires_grad=self.weight.requires_grad)
             self.lags = torch.zeros_like(lags, device=values.device)
 
 
-def reparameterize(model: M, rate: float | None = None) -> M:
-    """Merge every MRConv of a model in place, set the model to eval mode and return it."""
+def reparameterize(model: M, rate: float | None = None, *, dense: bool = False) -> M:
+    """Merge every MRConv of a model in place, set the model to eval mode and return it.
+
+    With `dense`, kernels of few Fourier modes become dense as well, which takes more memory.
+    """
     if rate not in (None, 1):
         _check_all_merge(model, rate)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MRConv)}
     for name, layer in layers.items():
         layer.check_mergeable(name or "the layer")
     for layer in layers.values():
-        layer.reparameterize(rate)
+        layer.reparameterize(rate, dense=dense)
     return model.eval()
 
 

@@ -31,11 +31,21 @@ LAYERS = {
     "decay": {"kernel": "fourier", "kernel_size": 4, "combine": "concat", "decay": (0.5, 2.0)},
     "lower rate": {"kernel": "fourier", "kernel_size": 4, "rate": 0.6},
     "higher rate": {"kernel": "fourier", "kernel_size": 4, "rate": 1.7, "combine": "concat"},
+    "few modes": {"kernel": "fourier", "kernel_size": 1, "l_max": 150},  # kept by a merged layer
+    "few modes concat": {
+        "kernel": "fourier",
+        "kernel_size": 2,
+        "l_max": 320,
+        "combine": "concat",
+        "heads": 3,
+        "groups": 2,
+        "rate": 0.6,
+    },
 }
 
 
 def build(name, merged=False, dtype=torch.float64, **options):
-    layer = randomise(MRConv(4, L_MAX, dtype=dtype, **(LAYERS[name] | options))).eval()
+    layer = randomise(MRConv(4, dtype=dtype, **({"l_max": L_MAX} | LAYERS[name] | options))).eval()
     return layer.reparameterize() if merged else layer
 
 

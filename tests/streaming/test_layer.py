@@ -159,6 +159,19 @@ def test_layers_and_states_that_cannot_stream_are_rejected():
         layer.reparameterize().step(double(2, 4), state)
 
 
+@pytest.mark.parametrize("name", ["few modes", "few modes concat"])
+def test_a_layer_merged_into_modes_streams_by_its_modes(name):
+    trained, u = build(name), double(2, 3 * L_MAX, 4)
+    merged = copy.deepcopy(trained).reparameterize()
+    assert merged.low_rank
+    expected, state = streamed(trained, u, (1,))
+    assert relative(streamed(merged, u, (1,))[0], expected) < 1e-13
+    assert merged.initial_state(2).modes.shape == state.modes.shape  # a step costs as much as before merging
+    y, state = merged.step(u[:, 0], state)
+    assert relative(y, trained.step(u[:, 0], streamed(trained, u, (1,))[1])[0]) < 1e-13
+    assert merged.reparameterize(dense=True).initial_state(2).modes is None
+
+
 def test_a_layer_without_batch_statistics_streams_in_training_mode():
     layer, u = build("scale").train(), double(2, 90, 4)
     assert relative(streamed(layer, u, (1, 11))[0], layer(u)) < 1e-13

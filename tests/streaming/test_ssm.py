@@ -19,6 +19,15 @@ def test_the_sliding_form_has_the_merged_kernel(name):
     assert torch.allclose(ssm.bias, bias)
 
 
+@pytest.mark.parametrize("name", ["few modes", "few modes concat"])
+def test_a_layer_merged_into_modes_has_the_same_sliding_form(name):
+    layer = build(name)
+    ssm = layer.to_ssm()
+    merged = layer.reparameterize().to_ssm()
+    assert relative(merged.kernel(), ssm.kernel()) < 1e-13
+    assert torch.allclose(merged.bias, ssm.bias)
+
+
 def weighted_kernels(layer):
     scale, _ = layer.branches[0].scale_and_bias()
     kernels = layer.branches[0].kernels(layer.rate)

@@ -90,7 +90,7 @@ def export(
     if Path(path).is_dir():
         raise ValueError(f"path must name a file; {path} is a folder")
     original = copy.deepcopy(model).eval().to(device)
-    merged = reparameterize(copy.deepcopy(original)).to(getattr(torch, dtype))
+    merged = reparameterize(copy.deepcopy(original), dense=True).to(getattr(torch, dtype))
     target = _target(original, merged, step, length, fixed, padded)
     return _write_compared(target, Path(path), format, MAX_ERRORS[dtype])
 

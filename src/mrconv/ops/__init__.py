@@ -13,6 +13,8 @@ from .fft_conv.spectra import fast_length
 from .kernel_taps import densify
 from .masking.op import mask_positions
 from .merge.op import merge
+from .moving_sum_conv.op import moving_sum_conv
+from .moving_sum_conv.reference import moving_sum_conv_reference
 from .select import Algorithm, BranchShape, Selection, select_branch_sum, select_conv
 from .synthesis.op import Mixture, synthesize, synthesize_packed, synthesize_with_taps
 from .synthesis.reference import synthesize_reference, synthesize_with_taps_reference
@@ -49,6 +51,8 @@ __all__ = [
     "mask_positions",
     "mean_and_variance",
     "merge",
+    "moving_sum_conv",
+    "moving_sum_conv_reference",
     "select_branch_sum",
     "select_conv",
     "synthesize",

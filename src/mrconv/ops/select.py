@@ -29,7 +29,8 @@ COSTS: dict[str, Any] = json.loads((resources.files(__package__) / "costs.json")
 class Algorithm(enum.StrEnum):
     """The algorithms of `conv` (FFT, TOEPLITZ, TAPS) and of `branch_sum` (all but FFT and REFERENCE).
 
-    REFERENCE is the paper's algorithm, which `MRConv.explain` reports for backend="reference".
+    MOVING_SUM also convolves with merged constant kernels (`moving_sum_conv`). REFERENCE is the paper's algorithm
+    and reported by `MRConv.explain` for backend="reference".
     """
 
     REFERENCE = "reference"
@@ -105,8 +106,11 @@ def _cheapest(u: Tensor, triton: bool, candidates: Sequence[Algorithm], problem:
     return Selection(min(costs, key=lambda algorithm: costs[algorithm]), triton, costs)
 
 
-def select_conv(u: Tensor, lags: Lags, backend: str = "auto") -> Selection:
-    """Select how `conv` runs: FFT, TOEPLITZ (on a GPU) or, for scattered taps, TAPS."""
+def select_conv(u: Tensor, lags: Lags, backend: str = "auto", *, constant: bool = False) -> Selection:
+    """Select how `conv` runs: FFT, TOEPLITZ (on a GPU) or, for scattered taps, TAPS.
+
+    If the kernel is a sum of `constant` kernels and needs no gradients, MOVING_SUM is a candidate on a GPU too.
+    """
     if isinstance(lags, range) and not lags:
         raise ValueError("a dense kernel needs at least one lag; got an empty range")
     triton = use_triton(u, backend)
@@ -116,6 +120,8 @@ def select_conv(u: Tensor, lags: Lags, backend: str = "auto") -> Selection:
         candidates.append(Algorithm.TOEPLITZ)
     if not isinstance(lags, range):
         candidates.append(Algorithm.TAPS)
+    if triton and constant:
+        candidates.append(Algorithm.MOVING_SUM)
     return _cheapest(u, triton, candidates, Problem("conv", reach, len(lags)))
 
 

@@ -24,27 +24,37 @@ class SlidingFourier:
     def __init__(self, ssm: SlidingSSM, heads: int) -> None:
         self.ssm = ssm
         self.pole, self.leaving = ssm.A[..., None], ssm.E[..., None]  # (N, M, 1)
-        self.weights = ssm.C.unflatten(2, (1, heads, -1))  # (N, M, 1, H, channels)
+        self.constant = ssm.A.shape[1] == 1  # the only mode has frequency 0: everything is real
+        self.weights = (ssm.C.real if self.constant else ssm.C).unflatten(2, (1, heads, -1))  # (N, M, 1, H, channels)
+        self.cut = not self.constant and any(width % n for width, n in zip(ssm.widths, ssm.periods, strict=True))
         starts = torch.tensor(ssm.offsets, device=ssm.C.device)
         self.ends = starts + torch.tensor(ssm.widths, device=ssm.C.device)
         self.starts = starts if any(ssm.offsets) else None
 
     def step(self, modes: Tensor, ring: RingBuffer, time: int, groups: int) -> Tensor:
         """Advance by one step, whose input the ring already holds; return the output (B, 1, G, H, channels)."""
-        s = torch.view_as_complex(modes)  # (B, 2, N, M, D)
+        s = modes[..., 0] if self.constant else torch.view_as_complex(modes).mul_(self.pole)  # (B, 2, N, M, D)
         if self.starts is None:
-            new = ring.inputs[:, None, None, None, time % ring.size]
+            s.add_(ring.inputs[:, time % ring.size, None, None, None])
         else:
-            new = ring.inputs[:, (time - self.starts) % ring.size][:, None, :, None]
-        old = ring.inputs[:, (time - self.ends) % ring.size][:, :, None]  # (B, N, 1, D)
-        s.mul_(self.pole).add_(new)
-        s[:, 0].sub_(self.leaving * old)
+            s.add_(ring.inputs[:, (time - self.starts) % ring.size][:, None, :, None])
+        old = ring.inputs[:, (time - self.ends) % ring.size].unsqueeze(2)  # (B, N, 1, D)
+        current, restarted = s.unbind(1)
+        current.sub_(self.leaving * old if self.cut else old)
+        for start, stop in self._complete(time + 1):
+            current[:, start:stop].copy_(restarted[:, start:stop])
+            restarted[:, start:stop].zero_()
+        current = current.unflatten(3, (groups, 1, -1))  # (B, N, M, G, 1, channels)
+        y = (current * self.weights).sum((1, 2))
+        return (y if self.constant else y.real)[:, None]
+
+    def _complete(self, time: int) -> list[tuple[int, int]]:
+        """Return the runs of resolutions whose second sum covers a whole window at this time."""
+        runs: list[tuple[int, int]] = []
         for i, width in enumerate(self.ssm.widths):
-            if (time + 1) % width == 0:
-                s[:, 0, i] = s[:, 1, i]
-                s[:, 1, i] = 0
-        current = s[:, 0].unflatten(3, (groups, 1, -1))  # (B, N, M, G, 1, channels)
-        return (current * self.weights).sum((1, 2)).real[:, None]
+            if time % width == 0:
+                runs = [*runs[:-1], (runs[-1][0], i + 1)] if runs and runs[-1][1] == i else [*runs, (i, i + 1)]
+        return runs
 
     def outputs(self, modes: Tensor, ring: RingBuffer, time: int, length: int, groups: int) -> Tensor:
         """Return the outputs (B, length, G, H, channels) from `time` on, without advancing.

@@ -113,7 +113,7 @@ class ConvolutionStreamer:
         """Return the Fourier part's outputs for inputs that the ring already holds; update the modes in place."""
         if length <= STEPS_PER_RESOLUTION * len(fourier.ssm.widths):
             steps = [fourier.step(modes, ring, t, self.groups) for t in range(time, time + length)]
-            return torch.cat(steps, 1)
+            return steps[0] if length == 1 else torch.cat(steps, 1)
         y = fourier.outputs(modes, ring, time, length, self.groups)
         fourier.advance(modes, ring, time, length, recompute=False)
         return y

@@ -239,7 +239,7 @@ def merged_kernels(model: nn.Module, out: Path) -> None:
     ticks = [-1, -0.1, -0.01, 0, 0.01, 0.1, 1]
     bar.set_ticks(ticks, labels=[_signed(f"{value:g}") for value in ticks])
     bar.minorticks_off()
-    merged = any(layer.merged and layer.groups == 1 for layer in by_name.values())
+    merged = any(layer.D is None for layer in by_name.values())
     figure.supxlabel("lag, positions" + (" (lag 0 includes the skip D)" if merged else ""), fontsize="medium")
     figure.supylabel("channels, ordered by reach", fontsize="medium")
     figure.savefig(out, dpi=150)

@@ -51,7 +51,7 @@ def kernel_maps(model: nn.Module, out: Path) -> None:
 
 @torch.no_grad()
 def shift_images(mixer: FlattenedMixer) -> torch.Tensor:
-    """Return a mixer's merged kernels (C, 2 H + 1, W) by shift; only those of a merged layer include the skip D."""
+    """Return a mixer's merged kernels (C, 2 H + 1, W) by shift; a dense merged kernel includes the skip D."""
     layer: Any = mixer.layer
     past, future = layer.k_rep()[0].detach().double().cpu()
     return lags_to_shifts(torch.cat([future.flip(1), past], 1), mixer.grid)

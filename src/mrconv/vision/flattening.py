@@ -124,7 +124,7 @@ class FlattenedMixer(nn.Module):
                 f"kernel={layer.kernel!r} has taps at fixed positions and cannot be resampled: resize the images to "
                 "the model's image_size, or pass rate=1 to take them at the scale of training"
             )
-        if rate != UNIT_RATE and layer.merged:
+        if rate != UNIT_RATE and layer.D is None:
             raise ValueError(
                 "a merged model cannot be resampled, because its kernels include the skip D: resample the trained "
                 "model with model.resized(image_size), or pass rate=1 to take the images at the scale of training"

@@ -1,0 +1,1 @@
+"""Convolution with a sum of constant kernels, as moving sums."""
