@@ -15,6 +15,7 @@ from .._common import compute_dtype, constants
 from .._triton import int32_constants, wide
 
 TAPS, CHANNELS, MODES = 64, 32, 4  # per program
+ANALYSED = {"BT": 128, "BC": 16, "num_warps": 8}  # taps and channels of a program of the backward pass
 
 
 @triton.jit
@@ -188,9 +189,10 @@ def analyse(
     assert modes is not None
     N, C, M, J, total = _sizes(tensors, counts)
     gradients = [x if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors[:6]]
-    _analyse_kernel[1 if mixed else triton.cdiv(M, MODES), triton.cdiv(C, CHANNELS), len(counts)](
+    together = min(MODES, triton.next_power_of_2(M))
+    _analyse_kernel[1 if mixed else triton.cdiv(M, together), triton.cdiv(C, ANALYSED["BC"]), len(counts)](
         grad.contiguous(), *_or_first(tensors), *_tables(lengths, counts, scales, modes), *_or_first(gradients),
         N, C, M, J, total, TWO=tensors[1] is not None, MIXED=mixed, WIDE=wide(compute_dtype(modes)),
-        BT=TAPS, BC=CHANNELS, BM=MODES,
+        BM=together, **ANALYSED,
     )  # fmt: skip
     return gradients
