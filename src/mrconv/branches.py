@@ -57,6 +57,7 @@ class Branches(nn.Module):
         self.l_max, self.anticausal, self.decay_range = l_max, anticausal, options.decay
         self.offsets = [sum(lengths[:i]) if options.combine == "concat" else 0 for i in range(N)]
         self.kernel = kernel_class(options.kernel)(channels, lengths, options.kernel_size, seed=seed, **factory)
+        self._shapes: dict[float, tuple[Any, list[BranchShape]]] = {}  # of the last rate
         several = N > 1
         learned = several and options.norm != "none" and options.decay is None
         self.alpha = nn.Parameter(torch.empty(N, channels, **factory)) if learned else None
@@ -89,7 +90,15 @@ class Branches(nn.Module):
 
         In the backward direction lags are negative; those of a dense kernel descend from -1.
         """
-        reach, positions = resampled(self.l_max, rate), self.kernel.positions
+        positions = self.kernel.positions
+        if torch.compiler.is_compiling():
+            return self._find_shapes(rate, positions)
+        if rate not in self._shapes or self._shapes[rate][0] != positions:
+            self._shapes = {rate: (positions, self._find_shapes(rate, positions))}
+        return self._shapes[rate][1]
+
+    def _find_shapes(self, rate: float, positions: tuple[tuple[int, ...], ...] | None) -> list[BranchShape]:
+        reach = resampled(self.l_max, rate)
         modes = 0 if rate != 1 or self.anticausal or any(self.offsets) else self.kernel.moving_modes
         shapes = []
         for i, length in enumerate(self.kernel.lengths):

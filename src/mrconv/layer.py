@@ -126,6 +126,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         self.combine, self.norm, self.heads, self.groups = combine, norm, heads, groups
         self.backend, self.sync_stats = backend, sync_stats
         self.rate, self.merged, self._warned = float(rate), False, False
+        self._selected: tuple[Any, Any, ops.Selection] | None = None
         if seed is None:
             seed = int(torch.randint(2**31, (), device="cpu"))
         decay = check_decay(decay, combine)
@@ -443,8 +444,15 @@ class MRConv(Mixer, CachedIntegerBuffers):
         return total.to(x.dtype)
 
     def _select_branch_sum(self, x: Tensor, rate: float) -> ops.Selection:
-        shapes = [shape for direction in self.directions for shape in direction.shapes(rate)]
-        return ops.select_branch_sum(x, shapes, self._backend)
+        each = [direction.shapes(rate) for direction in self.directions]
+        shapes = [shape for direction in each for shape in direction]
+        if torch.compiler.is_compiling():
+            return ops.select_branch_sum(x, shapes, self._backend)
+        key = x.dtype, x.device, self.backend
+        known = self._selected
+        if known is None or known[0] != key or any(a is not b for a, b in zip(known[1], each, strict=True)):
+            known = self._selected = key, each, ops.select_branch_sum(x, shapes, self._backend)
+        return known[2]
 
     def _cast(self, u: Tensor) -> Tensor:
         """Return u as autocast casts it, except for training with constant kernels, which is fastest in float32."""

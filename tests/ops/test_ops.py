@@ -246,3 +246,18 @@ def test_float32_statistics_stay_accurate_at_length_16384():
     exact, single = run(torch.float64), run(torch.float32)
     assert torch.allclose(single.var.double(), exact.var, rtol=2e-6)
     assert (single.y.double() - exact.y).norm() < 2e-6 * exact.y.norm()
+
+
+def test_eager_calls_and_registered_ops_agree():
+    u, kernel = learned(2, 3, 9), learned(3, 5)
+    y, grads = gradients(lambda u, k: ops.fft_conv(u, k), u.detach(), kernel.detach())
+    op = torch.ops.mrconv.fft_conv.default
+    z, others = gradients(lambda u, k: op(u, k, None, None, 0, False, False), u.detach(), kernel.detach())
+    assert all(torch.equal(a, b) for a, b in zip((y, *grads), (z, *others), strict=True))
+
+
+def test_running_statistics_change_their_version():
+    running = ops.RunningStatistics(torch.zeros(3), torch.ones(3), torch.tensor(0))
+    versions = [x._version for x in running]
+    ops.update_running_statistics([running], torch.ones(3), torch.ones(3), torch.tensor(4.0), 0.1)
+    assert all(x._version > before for x, before in zip(running, versions, strict=True))

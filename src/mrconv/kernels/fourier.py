@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +26,7 @@ class FourierKernel(Kernel):
         """Create the modes."""
         shape = (len(self.lengths), self.channels, self.kernel_size // 2 + 1, 2)
         self.modes = nn.Parameter(torch.empty(shape, **factory))
+        self._factors = _factors(self.lengths, shape[2])
 
     def reset_parameters(self) -> None:
         """Draw normal modes with one standard deviation per resolution, so that the kernel's expected energy is 1."""
@@ -70,10 +70,9 @@ class FourierKernel(Kernel):
 
     def mode_values(self) -> tuple[Tensor, Sequence[float]]:
         """Return the modes, and their factors in the inverse FFT."""
-        return self.modes, _factors(self.lengths, self.modes.shape[2])
+        return self.modes, self._factors
 
 
-@functools.lru_cache(maxsize=256)
 def _factors(lengths: Sequence[int], modes: int) -> tuple[float, ...]:
     """Return the factors of real and imaginary part of each mode of each length, in order."""
     factors: list[float] = []

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .._common import Taps, compute_dtype, contiguous, empty_contiguous, reject_forward_mode, use_triton
+from .._registration import EagerOp
 from ..kernel_taps import densify
 from ..select import Algorithm, BranchShape, Selection, select_branch_sum
 from . import normalization as finalising
@@ -23,9 +24,6 @@ from .normalization import BranchWeights, Heights
 from .spectral import SpectralBranches
 from .statistics import BatchStatistics, valid_count
 from .taps import tap_branches
-
-if TYPE_CHECKING:
-    from torch._library.custom_ops import CustomOpDef
 
 
 @dataclass(frozen=True)
@@ -266,23 +264,21 @@ def _register(
     load: Callable[[], Callable[..., Computation]],
     saved_shape: Callable[..., tuple[int, ...]] = lambda u, kernels, N, *layout: (0,),
     triton: Callable[..., bool] = lambda *layout: True,
-) -> CustomOpDef:
+) -> EagerOp:
     """Register an algorithm as op(tensors, eps, sync, *layout) -> y, mean, var, count, saved, with its backward.
 
     `layout` is the schema of the arguments that describe the kernels. `load` returns the class; it imports Triton only
     when the op runs. `saved_shape` is a function of u, the kernels, N and the layout, `triton` of the layout.
     """
     options = f"float eps, bool sync, {layout}"
-    forward = torch.library.custom_op(
-        f"mrconv::branch_sum_{name}",
+    forward = EagerOp(
+        f"branch_sum_{name}",
         lambda *arguments: _forward(load(), triton(*arguments[_INPUTS + 2 :]), *arguments),
-        mutates_args=(),
         schema=f"({_TENSORS}, {options}) -> {_returns(5)}",
     )
-    backward = torch.library.custom_op(
-        f"mrconv::branch_sum_{name}_backward",
+    backward = EagerOp(
+        f"branch_sum_{name}_backward",
         lambda *arguments: _backward(load(), triton(*arguments[_INPUTS + 7 :]), *arguments),
-        mutates_args=(),
         schema=f"(Tensor grad, {_TENSORS}, {_STATISTICS}, {options}) -> {_returns(9)}",
     )
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._common import use_triton
+from .._registration import eager_op
 
 
 class RunningStatistics(NamedTuple):
@@ -47,8 +48,8 @@ def _update_one(running: RunningStatistics, mean: Tensor, var: Tensor, count: Te
         buffer.copy_(buffer + step * (new - buffer))
 
 
-@torch.library.custom_op(
-    "mrconv::update_running_statistics",
+@eager_op(
+    "update_running_statistics",
     mutates_args=("mean1", "var1", "batches1", "mean2", "var2", "batches2"),
     schema="(Tensor mean, Tensor var, Tensor count, Tensor(a!) mean1, Tensor(b!) var1, Tensor(c!) batches1, "
     "Tensor(d!)? mean2, Tensor(e!)? var2, Tensor(f!)? batches2, float? momentum) -> ()",

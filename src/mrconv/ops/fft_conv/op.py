@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common import bias_gradient, compute_dtype, empty_contiguous, reject_forward_mode, use_triton
+from .._registration import eager_op
 from .spectra import spectral_engine
 
 
@@ -57,7 +58,7 @@ class _Plan:
         return self.engine.slices(u.shape[0], u.shape[1], self.n)
 
 
-@torch.library.custom_op("mrconv::fft_conv", mutates_args=())
+@eager_op("fft_conv")
 def _fft_conv(
     u: Tensor, kernel: Tensor, bias: Tensor | None, spectrum: Tensor | None, lead: int, gelu: bool, triton: bool
 ) -> Tensor:
@@ -69,7 +70,7 @@ def _fft_conv(
     return y
 
 
-@torch.library.custom_op("mrconv::fft_conv_backward", mutates_args=())
+@eager_op("fft_conv_backward")
 def fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int, triton: bool) -> tuple[Tensor, Tensor]:
     """Return the gradients of u and of the kernel, also for `toeplitz_conv`."""
     plan, du = _Plan(u, kernel, lead, triton), torch.empty_like(u)

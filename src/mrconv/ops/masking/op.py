@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common import reject_forward_mode, use_triton
+from .._registration import eager_op
 
 
 def mask_positions(x: Tensor, lengths: Tensor, length: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -25,7 +26,7 @@ def mask_positions_reference(x: Tensor, lengths: Tensor, length: int, dtype: tor
     return F.pad(cropped, (0, 0, 0, max(0, length - x.shape[1])))
 
 
-@torch.library.custom_op("mrconv::mask_positions", mutates_args=())
+@eager_op("mask_positions")
 def _mask_positions(x: Tensor, lengths: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     from .triton_kernels import mask_positions
 

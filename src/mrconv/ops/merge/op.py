@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._common import Taps, contiguous, use_triton
+from .._registration import eager_op
 from ..kernel_taps import add_kernels
 
 
@@ -38,7 +39,7 @@ def merge(
     return add_kernels(kernels, ahead, behind)
 
 
-@torch.library.custom_op("mrconv::merge", mutates_args=())
+@eager_op("merge")
 def _merge(
     values: Tensor, scale: Tensor | None, skip: Tensor | None, sizes: list[int], positions: list[int], steps: list[int],
     ahead: int, behind: int,
@@ -48,7 +49,7 @@ def _merge(
     return triton_kernels.merge(values, scale, skip, sizes, positions, steps, ahead, behind)
 
 
-@torch.library.custom_op("mrconv::merge_backward", mutates_args=())
+@eager_op("merge_backward")
 def _merge_backward(
     grad: Tensor, values: Tensor, scale: Tensor | None, sizes: list[int], positions: list[int], steps: list[int]
 ) -> tuple[Tensor, Tensor]:

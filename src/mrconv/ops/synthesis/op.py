@@ -12,6 +12,7 @@ from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
 from .._common import compute_dtype, constants, empty_contiguous, reject_forward_mode, use_triton
+from .._registration import eager_op
 
 
 class Mixture(NamedTuple):
@@ -67,7 +68,7 @@ _TENSORS = (
 _LAYOUT = "int[] lengths, int[] counts, float[] scales, bool triton"
 
 
-@torch.library.custom_op("mrconv::synthesize", mutates_args=(), schema=f"({_TENSORS}, {_LAYOUT}) -> Tensor")
+@eager_op("synthesize", schema=f"({_TENSORS}, {_LAYOUT}) -> Tensor")
 def _synthesize(*arguments):  # type: ignore[no-untyped-def]
     tensors, layout, triton = arguments[:8], arguments[8:11], arguments[11]
     if triton:
@@ -85,9 +86,8 @@ def _synthesize(*arguments):  # type: ignore[no-untyped-def]
     return torch.cat(kernels, 1)
 
 
-@torch.library.custom_op(
-    "mrconv::synthesize_backward",
-    mutates_args=(),
+@eager_op(
+    "synthesize_backward",
     schema=f"(Tensor grad, {_TENSORS}, {_LAYOUT}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _synthesize_backward(grad, *arguments):  # type: ignore[no-untyped-def]

@@ -15,6 +15,7 @@ from .._common import (
     use_triton,
     with_format_of,
 )
+from .._registration import eager_op
 from .shifts import convolve, correlate
 
 
@@ -34,12 +35,12 @@ def tap_conv(
     return _tap_conv(u, values, bias, list(lags), gelu, use_triton(u, backend))
 
 
-@torch.library.custom_op("mrconv::tap_conv", mutates_args=())
+@eager_op("tap_conv")
 def _tap_conv(u: Tensor, values: Tensor, bias: Tensor | None, lags: list[int], gelu: bool, triton: bool) -> Tensor:
     return convolve(u, values.to(compute_dtype(u, values)).t().contiguous(), lags, bias, triton, gelu)
 
 
-@torch.library.custom_op("mrconv::tap_conv_backward", mutates_args=())
+@eager_op("tap_conv_backward")
 def _tap_conv_backward(grad: Tensor, u: Tensor, values: Tensor, lags: list[int], triton: bool) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(u, values)
     du = convolve(grad, values.to(dtype).t().contiguous(), [-lag for lag in lags], None, triton)

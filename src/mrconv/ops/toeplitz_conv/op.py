@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._common import bias_gradient, reject_forward_mode, use_triton
+from .._registration import eager_op
 from ..fft_conv.op import fft_conv_backward
 from ..select import TOEPLITZ_DTYPES
 
@@ -30,7 +31,7 @@ def toeplitz_conv(u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None 
     return _toeplitz_conv(u, kernel, bias, lead, gelu)
 
 
-@torch.library.custom_op("mrconv::toeplitz_conv", mutates_args=())
+@eager_op("toeplitz_conv")
 def _toeplitz_conv(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool) -> Tensor:
     from . import triton_kernels
 
