@@ -52,7 +52,8 @@ def densify(values: Tensor, lags: Lags, ahead: int, behind: int) -> Tensor:
 def around_zero(values: Tensor, lags: range) -> tuple[Tensor, int]:
     """Return a dense kernel in ascending order of lags, padded to include lag 0, and the number of negative lags."""
     values, lags = _ascending(values, lags)
-    return F.pad(values, (max(lags.start, 0), max(1 - lags.stop, 0))), max(-lags.start, 0)
+    missing = max(lags.start, 0), max(1 - lags.stop, 0)
+    return F.pad(values, missing) if any(missing) else values, max(-lags.start, 0)
 
 
 def _ascending(values: Tensor, lags: range) -> tuple[Tensor, range]:

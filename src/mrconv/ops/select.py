@@ -106,6 +106,12 @@ def _cheapest(u: Tensor, triton: bool, candidates: Sequence[Algorithm], problem:
     return Selection(min(costs, key=lambda algorithm: costs[algorithm]), triton, costs)
 
 
+def _bounds(lags: Lags) -> tuple[int, int]:
+    """Return the lowest and the highest lag; `min` would iterate over a range."""
+    ends = (lags[0], lags[-1]) if isinstance(lags, range) else lags
+    return min(ends), max(ends)
+
+
 def select_conv(u: Tensor, lags: Lags, backend: str = "auto", *, constant: bool = False) -> Selection:
     """Select how `conv` runs: FFT, TOEPLITZ (on a GPU) or, for scattered taps, TAPS.
 
@@ -114,7 +120,8 @@ def select_conv(u: Tensor, lags: Lags, backend: str = "auto", *, constant: bool 
     if isinstance(lags, range) and not lags:
         raise ValueError("a dense kernel needs at least one lag; got an empty range")
     triton = use_triton(u, backend)
-    reach = 1 + max(lags, default=0) - min(lags, default=0)
+    lowest, highest = _bounds(lags) if lags else (0, 0)
+    reach = 1 + highest - lowest
     candidates = [Algorithm.FFT] if lags else []
     if triton and u.dtype in TOEPLITZ_DTYPES and lags:
         candidates.append(Algorithm.TOEPLITZ)
@@ -133,12 +140,11 @@ def select_branch_sum(u: Tensor, branches: Sequence[BranchShape], backend: str =
     of a few modes.
 
     Toeplitz products need a clear advantage over taps (4/3), because they round. They do not take kernels of one value
-    per channel: rounding exceeds that value's gradient. MOVING_MODES may cost 1.25 times as much as SPECTRAL, because
-    it launches a tenth of the kernels.
+    per channel: rounding exceeds that value's gradient.
     """
     triton = use_triton(u, backend)
     lags = [branch.lags for branch in branches if branch.lags]
-    lowest, highest = [min(each) for each in lags], [max(each) for each in lags]
+    lowest, highest = zip(*map(_bounds, lags), strict=True) if lags else ((), ())
     anticausal = [low < 0 for low in lowest]
     candidates = []
     if not any(isinstance(each, range) for each in lags):
@@ -158,7 +164,6 @@ def select_branch_sum(u: Tensor, branches: Sequence[BranchShape], backend: str =
         algorithm = Algorithm.TAPS
     if triton and problem.modes and all(branch.modes == problem.modes for branch in branches):
         costs[Algorithm.MOVING_MODES] = cost(u, triton, Algorithm.MOVING_MODES, problem)
-        allowance = 1.25 if algorithm is Algorithm.SPECTRAL else 1.0
-        if costs[Algorithm.MOVING_MODES] <= allowance * costs[algorithm]:
+        if costs[Algorithm.MOVING_MODES] <= costs[algorithm]:
             algorithm = Algorithm.MOVING_MODES
     return Selection(algorithm, triton, costs)
