@@ -91,9 +91,9 @@ class _Direction:
 
         The outputs are at positions l - 1 .. 2 l - 3 of the signals in time (g, R, C, m).
         """
-        B, C, L = self.line.x.shape
+        B, C, _ = self.line.x.shape
         for batch in self.engine.slices(B, C, group.fft, 1 + len(group.kernels)):
-            last = self.engine.transform(self.line, group.fft, first=L - group.length + 1, batch=batch)
+            last = self.engine.spectrum(self.line.last(group.length - 1, batch), group.fft)
             yield batch, last, self.engine.inverse(self.engine.product(last, weights), group.fft)
 
     def outputs(self, group: _Group, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -134,12 +134,13 @@ class SpectralBranches:
         self.behind = min(max(sizes[:causal], default=1), self.L)
         self.ahead = min(max(sizes[causal:], default=0), self.L - 1)
         self.n = self.engine.fast_length(2 * self.L)
-        self.spectrum = self.engine.transform(Timeline(u), self.n)
+        x = u.to(dtype).contiguous()
+        self.spectrum = self.engine.spectrum(x, self.n)
         self.power = self.engine.power(self.spectrum)  # (C, n / 2 + 1)
         each = kernels.to(dtype).split(list(sizes), 1)
         both = (False, slice(causal)), (True, slice(causal, len(sizes)))
         self.directions = [
-            _Direction(self.engine, Timeline(u, reverse, lengths), each[branches], branches, self.n)
+            _Direction(self.engine, Timeline(x, reverse, lengths), each[branches], branches, self.n)
             for reverse, branches in both
             if each[branches]
         ]
@@ -147,7 +148,7 @@ class SpectralBranches:
     @functools.cached_property
     def correlation(self) -> Tensor:
         """The input's autocorrelation R, (C, L)."""
-        return self.engine.taps(self.power.to(self.spectrum.dtype), self.n)[..., : self.L]
+        return self.engine.circle(self.power.to(self.spectrum.dtype), self.n)[..., : self.L]
 
     def power_for(self, group: _Group, delay: int) -> Tensor:
         """Return the spectrum of R at the lags that a group's kernels span, (C, m / 2 + 1)."""
@@ -204,16 +205,16 @@ class SpectralBranches:
 
     def products(self, grad: Tensor) -> Tensor:
         """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
-        engine, line = self.engine, Timeline(grad)
-        self.g = engine.transform(line, self.n, at=self.ahead)
-        dk_rep = engine.taps(engine.cross(self.spectrum, self.g), self.n)[..., : self.ahead + self.behind]
+        engine, g = self.engine, grad.to(self.engine.dtype).contiguous()
+        self.g = engine.spectrum(F.pad(g, (self.ahead, 0)) if self.ahead else g, self.n)
+        dk_rep = engine.circle(engine.cross(self.spectrum, self.g), self.n)[..., : self.ahead + self.behind]
         self.dk = [self._taps_of(direction, dk_rep) for direction in self.directions]
         inner = [
             (dk[:, : part.length] * part.kernels).sum(-1)
             for dk, direction in zip(self.dk, self.directions, strict=True)
             for part in direction.parts
         ]
-        g_sum, g_u = engine.total(line).sum(1).to(dk_rep.dtype), dk_rep[:, self.ahead]
+        g_sum, g_u = engine.total(Timeline(g)).sum(1).to(dk_rep.dtype), dk_rep[:, self.ahead]
         return torch.cat([*inner, g_sum[None], g_u[None]])[None]
 
     def _taps_of(self, direction: _Direction, kernel: Tensor) -> Tensor:
@@ -267,9 +268,9 @@ class _DirectionGradient:
             if group.fft == n:
                 factor -= square
             else:
-                even[:, :length] -= engine.taps(square.to(K.dtype), group.fft)[..., :length]
+                even[:, :length] -= engine.circle(square.to(K.dtype), group.fft)[..., :length]
             power = branches.power_for(group, direction.delay)
-            dk.addcmul_(qs, engine.taps(K.mul_(power), group.fft)[..., :length], value=-1)
+            dk.addcmul_(qs, engine.circle(K.mul_(power), group.fft)[..., :length], value=-1)
         if any(group.fft != n for group in tails):
             factor += engine.kernels(_circular(even, n), n).real
         for group, dk in zip(direction.direct, self.dk[len(tails) :], strict=True):
@@ -281,7 +282,7 @@ class _DirectionGradient:
                 for t, w in zip(T, back, strict=True):
                     engine.add_(du[start : start + len(some)], t, w)
                 start += len(some)
-            dk.addcmul_(qs, engine.taps(direction.in_input_time(inner), n)[..., : group.length], value=-1)
+            dk.addcmul_(qs, engine.circle(direction.in_input_time(inner), n)[..., : group.length], value=-1)
         return factor
 
     def addend(self) -> Addend:
@@ -298,5 +299,5 @@ class _DirectionGradient:
                     inner += engine.cross(last, T)
                     du = engine.inverse(engine.combine_(T, back), m)
                     late[batch, :, L - length + 1 :] += du[..., : length - 1]
-                dk[..., :length].addcmul_(qs, engine.taps(inner, m)[..., :length])
+                dk[..., :length].addcmul_(qs, engine.circle(inner, m)[..., :length])
         return Addend(direction.line, late, cumulative_sum(self.steps).flip(-1))

@@ -83,8 +83,7 @@ def fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int, triton
         cross = engine.cross_and_scale_(cross, engine.spectrum(u[some], n), g, plan.kernel)
         engine.output(engine.inverse(g, n), du[some])
     assert cross is not None
-    dk = engine.taps(cross, n)
-    dk = torch.cat([dk[:, n - ahead :], dk[:, :behind]], 1) if ahead else dk[:, :behind]
+    dk = engine.taps(cross, n, ahead, behind)
     dk = F.pad(dk, (lead - ahead, kernel.shape[-1] - lead - behind)) if dk.shape != kernel.shape else dk
     return du, dk.to(kernel.dtype).contiguous()
 

@@ -7,6 +7,7 @@ factor 1/n belongs to the weights. `BranchEngine` has the operations of branch s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -67,9 +68,10 @@ class TorchEngine:
         G.mul_(torch.conj_physical(W))
         return total if cross is None else cross.add_(total)
 
-    def taps(self, cross: Tensor, n: int) -> Tensor:
-        """Transform a sum over signals back into (C, n), normalised."""
-        return irfft(cross, n)
+    def taps(self, cross: Tensor, n: int, ahead: int, behind: int) -> Tensor:
+        """Transform a sum over signals back into taps (C, l) at lags -ahead .. behind - 1."""
+        circle = irfft(cross, n)
+        return torch.cat([circle[:, n - ahead :], circle[:, :behind]], 1) if ahead else circle[:, :behind]
 
     def output(self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False) -> None:
         """Write the first positions of signals in time to a batch; add a bias (C,) and apply GELU if asked to."""
@@ -106,9 +108,22 @@ class Timeline:
         index = (torch.arange(x.shape[-1], device=x.device) + sign * self.ends[:, None]) % x.shape[-1]
         return x.gather(-1, index[:, None].expand_as(x))
 
-    def select(self, batch: slice) -> Timeline:
-        """Return some of the sequences."""
-        return Timeline(self.x[batch], self.reverse, None if self.ends is None else self.ends[batch])
+    def last(self, count: int, batch: slice) -> Tensor:
+        """Return the last positions of some sequences in this time, (b, C, count)."""
+        x, L = self.x[batch], self.x.shape[-1]
+        if self.reverse:
+            return x[..., :count].flip(-1)
+        if self.ends is None:
+            return x[..., L - count :]
+        t = torch.arange(-count, 0, device=x.device) + self.ends[batch, None]
+        index = (t % L)[:, None].expand(*x.shape[:2], count)
+        return x.gather(-1, index)
+
+
+def _sum_over_batch(x: Tensor) -> Tensor:
+    """Return the sum over the first dimension in float64, a few sequences at a time in x's dtype, which is faster."""
+    parts = (some.sum(0) for some in x.split(8))
+    return functools.reduce(Tensor.add_, parts, x.new_zeros(x.shape[1:], dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -123,15 +138,13 @@ class Addend:
 class BranchEngine(TorchEngine):
     """Operations of branch sums on sequences in the time of a direction."""
 
-    def transform(self, line: Timeline, n: int, first: int = 0, at: int = 0, batch: slice = slice(None)) -> Tensor:
-        """Transform x[first:] of a timeline's sequences, placed at position `at` of n, into (B, C, f)."""
-        line = line.select(batch)
-        x = line.moved(line.x.to(self.dtype))[..., first:]
-        return rfft(F.pad(x, (at, 0)) if at else x, n)
-
     def kernels(self, k: Tensor, n: int) -> Tensor:
         """Transform kernels (..., C, l) into (..., C, f)."""
         return rfft(k, n)
+
+    def circle(self, spectrum: Tensor, n: int) -> Tensor:
+        """Transform (..., C, f) back into (..., C, n), normalised."""
+        return irfft(spectrum, n)
 
     def forward_again(self, y: Tensor, n: int) -> Tensor:
         """Transform signals in time (..., R, C, n) into spectra."""
@@ -139,7 +152,10 @@ class BranchEngine(TorchEngine):
 
     def cross(self, A: Tensor, T: Tensor) -> Tensor:
         """Sum conj(A) T over signals: A (R, C, f), T (..., R, C, f)."""
-        return (torch.conj_physical(A) * T).sum(-3)
+        total = T.new_zeros(*T.shape[:-3], *T.shape[-2:])
+        for r, a in enumerate(torch.conj_physical(A)):
+            total.addcmul_(T[..., r, :, :], a)
+        return total
 
     def power(self, A: Tensor) -> Tensor:
         """Sum |A|^2 over signals: (C, f)."""
@@ -173,8 +189,8 @@ class BranchEngine(TorchEngine):
     def total(self, line: Timeline) -> Tensor:
         """Sum a timeline over the batch: (C, L), in float64."""
         if line.ends is None or line.reverse:
-            return line.moved(line.x.sum(0, dtype=torch.float64))
-        return line.moved(line.x).sum(0, dtype=torch.float64)
+            return line.moved(_sum_over_batch(line.x))
+        return _sum_over_batch(line.moved(line.x))
 
     def write(
         self, y: Tensor, at: int, out: Tensor, shift: Tensor | None = None, addends: Sequence[Addend] = ()

@@ -209,16 +209,21 @@ def _scale_kernel(x, w, R, C, n, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH:
 
 
 @triton.jit(do_not_specialize=["R", "C"])
-def _backward_kernel(x, g, w, cross, R, C, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """cross[c] += sum_r conj(x[r, c]) g[r, c], in the order of frequencies, and g[r, c] *= conj(w[c])."""
+def _backward_kernel(  # type: ignore[no-untyped-def]
+    x, g, w, cross, R, C, n, ADD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """cross[c] = sum_r conj(x[r, c]) g[r, c], added if ADD, in the order of frequencies; g[r, c] *= conj(w[c])."""
     start = tl.program_id(0) * WIDTH
     c = tl.program_id(1).to(tl.int64)
     i = start + tl.arange(0, WIDTH)
     f = _frequency(i, n, ROWS)
     d, e = load_weight(w + c * (n + 2), f, n)
     at = cross + c * 2 * n + 2 * f
-    re = tl.load(at, i < n, 0.0)
-    im = tl.load(at + 1, i < n, 0.0)
+    re = tl.zeros([WIDTH], x.dtype.element_ty)
+    im = tl.zeros([WIDTH], x.dtype.element_ty)
+    if ADD:
+        re = tl.load(at, i < n, 0.0)
+        im = tl.load(at + 1, i < n, 0.0)
     for r in range(R):
         u, v = load_complex(x + (r * C + c) * 2 * n, start, n, WIDTH)
         here = g + (r * C + c) * 2 * n
@@ -239,6 +244,16 @@ def _place_kernel(taps, out, ahead, behind, n, k_c, k_k, WIDTH: tl.constexpr):  
     tap = tl.where(i < behind, i + ahead, i - n + ahead)
     v = tl.load(taps + c * k_c + tap.to(tl.int64) * k_k, (tap >= 0) & (i < n), 0.0).to(out.dtype.element_ty)
     tl.store(out + c * n + i, v / n, i < n)
+
+
+@triton.jit(do_not_specialize=["ahead", "behind"])
+def _taps_kernel(y, out, ahead, behind, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the real part of a complex circle of n positions, divided by n, from lag -ahead on."""
+    c = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    at = tl.where(i < ahead, n - ahead + i, i - ahead)
+    inside = i < ahead + behind
+    tl.store(out + c * (ahead + behind) + i, tl.load(y + (c * n + at) * 2, inside, 0.0) / n, inside)
 
 
 def aligned_length(n: int) -> int:
@@ -318,15 +333,19 @@ class TritonEngine(TorchEngine):
     def cross_and_scale_(self, cross: Tensor | None, X: Tensor, G: Tensor, W: Tensor) -> Tensor:
         """Return cross plus the sum of conj(X) G over signals, at n frequencies; multiply G by conj(W), in place."""
         R, C, n = X.shape
-        cross = X.new_zeros(C, n) if cross is None else cross
+        out = torch.view_as_complex(torch.empty(C, n, 2, device=X.device, dtype=self.dtype)) if cross is None else cross
         _backward_kernel[triton.cdiv(n, WIDTH), C](
-            *(torch.view_as_real(z) for z in (X, G, W, cross)), R, C, n, ROWS=rows_of(n), WIDTH=WIDTH
-        )
-        return cross
+            *(torch.view_as_real(z) for z in (X, G, W, out)), R, C, n,
+            ADD=cross is not None, ROWS=rows_of(n), WIDTH=WIDTH,
+        )  # fmt: skip
+        return out
 
-    def taps(self, cross: Tensor, n: int) -> Tensor:
-        """Transform a sum over signals (C, n) back into (C, n), normalised."""
-        return torch.fft.ifft(cross).real
+    def taps(self, cross: Tensor, n: int, ahead: int, behind: int) -> Tensor:
+        """Transform a sum over signals (C, n) back into taps at lags -ahead .. behind - 1."""
+        y = torch.view_as_real(torch.fft.ifft(cross, norm="forward"))
+        taps = torch.empty(len(y), ahead + behind, device=y.device, dtype=self.dtype)
+        _taps_kernel[triton.cdiv(ahead + behind, PLACE_WIDTH), len(y)](y, taps, ahead, behind, n, WIDTH=PLACE_WIDTH)
+        return taps
 
     def output(self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False) -> None:
         """Write pairs in time, from `inverse`, to a batch (B, C, L); add a bias (C,) and apply GELU if asked to."""
