@@ -50,6 +50,7 @@ BRANCHES = [
 @pytest.mark.parametrize("short", [0, 8, 512])
 def test_branch_sum(L, lags, masked, channels_last, skipped, short, monkeypatch):
     monkeypatch.setattr(spectral_triton, "SHORT", short)
+    monkeypatch.setattr(spectral_triton, "RELATIVE", 100)
     monkeypatch.setattr(spectral_triton, "SPLITS", 2)  # fewer programs, for the interpreter
     u, lengths, mask = inputs(L, channels_last, masked)
     values = [double(5, len(at)) for at in lags]

@@ -318,6 +318,11 @@ def _spectral(
     return SpectralBranches(u, kernels, lengths, sizes, causal)
 
 
+def _spectral_saved(u: Tensor, kernels: Tensor, N: int, *layout: Any) -> tuple[int, ...]:
+    """Return the shape of the derivatives of short branches that the Triton version saves."""
+    return tuple(kernels.shape) if layout[-1] else (0,)
+
+
 def _toeplitz() -> type[Computation]:
     from .toeplitz_triton import ToeplitzBranches
 
@@ -355,7 +360,7 @@ def _last(*layout: Any) -> bool:
 
 _OPS = {
     Algorithm.SPECTRAL: _register(
-        Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: _spectral, triton=_last
+        Algorithm.SPECTRAL, "int[] sizes, int causal, bool triton", lambda: _spectral, _spectral_saved, _last
     ),
     Algorithm.TOEPLITZ: _register(Algorithm.TOEPLITZ, "int[] sizes, int causal", _toeplitz, _toeplitz_saved),
     Algorithm.TAPS: _register(

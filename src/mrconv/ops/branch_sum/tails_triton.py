@@ -20,8 +20,8 @@ from torch import Tensor
 
 import triton
 
-BLOCK, CHUNK = 64, 32  # of a product: sides of a tile, and the length that it sums over
-DIAGONALS = 2**13  # elements of a tile of diagonals
+BLOCK, CHUNK, WARPS = 64, 32, 4  # of a product: sides of a tile, the length that it sums over, warps
+DIAGONALS = 32  # per program of one warp, which walks along them
 
 
 @triton.jit
@@ -53,43 +53,51 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + j[:, None] * N + i[None, :], tl.trans(total))
 
 
-@triton.jit
-def _taps(kernel, i, size):  # type: ignore[no-untyped-def]
-    """Load taps i of a kernel, zero outside."""
-    return tl.load(kernel + i, (i >= 0) & (i < size), 0.0)
-
-
-@triton.jit(do_not_specialize=["C", "taps", "columns", "branches"])
+@triton.jit(do_not_specialize=["C", "taps", "columns"])
 def _apply_kernel(  # type: ignore[no-untyped-def]
-    gram, kernels, table, ranges, energy, out, C, taps, columns, branches,
-    N: tl.constexpr, NB: tl.constexpr, BE: tl.constexpr,
-):  # fmt: skip
-    """Store D k of the branches of one channel and direction, and minus their energies k' D k."""
-    c, direction = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    begin, end = tl.load(ranges + 2 * direction), tl.load(ranges + 2 * direction + 1)
-    i = tl.arange(0, N)
-    index = begin + tl.arange(0, NB)[:, None]
-    gram += (c * tl.num_programs(1) + direction) * N * N
-    total = tl.zeros([NB, N], gram.dtype.element_ty)
-    for block in range(2 * N // BE):
-        e = block * BE - N + tl.arange(0, BE)
-        j = i[:, None] + e[None, :]
-        D = tl.cumsum(tl.load(gram + i[:, None] * N + j, (j >= 0) & (j < N), 0.0), 0)
-        nearest = tl.minimum(tl.abs(block * BE - N), tl.abs(block * BE - N + BE - 1))
-        for b in range(begin, end):
+    gram, kernels, table, ranges, out, C, taps, columns, N: tl.constexpr, BE: tl.constexpr
+):
+    """Store the contribution of some diagonals of D to D k, for the branches of one channel and direction."""
+    c, direction = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    first = tl.program_id(0) * BE - N
+    nearest = tl.minimum(tl.abs(first), tl.abs(first + BE - 1))
+    e = first + tl.arange(0, BE)[None, :]
+    gram += (c * tl.num_programs(2) + direction) * N * N
+    out += (tl.program_id(0) * C + c) * columns
+    carry = tl.zeros([BE], gram.dtype.element_ty)
+    for start in range(0, N, BE):
+        i = start + tl.arange(0, BE)
+        j = i[:, None] + e
+        products = tl.load(gram + i[:, None] * N + j, (j >= 0) & (j < N), 0.0)
+        D = tl.cumsum(products, 0) + carry[None, :]
+        carry += tl.sum(products, 0)
+        for b in range(tl.load(ranges + 2 * direction), tl.load(ranges + 2 * direction + 1)):
             size = tl.load(table + 4 * b + 1)
+            if (nearest < size) & (start < size):
+                kernel = kernels + c * taps + tl.load(table + 4 * b)
+                v = tl.sum(D * tl.load(kernel + j, (j >= 0) & (j < size), 0.0), 1)
+                tl.store(out + tl.load(table + 4 * b + 2) + i, v, i < size)
+
+
+@triton.jit(do_not_specialize=["C", "taps", "columns"])
+def _collect_kernel(  # type: ignore[no-untyped-def]
+    parts, kernels, table, energy, out, C, taps, columns, N: tl.constexpr, BE: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Store D k of one branch and channel at its taps, and minus its energy k' D k."""
+    c, b = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start, size, column = tl.load(table + 4 * b), tl.load(table + 4 * b + 1), tl.load(table + 4 * b + 2)
+    total = tl.zeros([WIDTH], parts.dtype.element_ty)
+    for first in range(0, size, WIDTH):
+        i = first + tl.arange(0, WIDTH)
+        v = tl.zeros([WIDTH], parts.dtype.element_ty)
+        for block in range(2 * N // BE):
+            nearest = tl.minimum(tl.abs(block * BE - N), tl.abs(block * BE - N + BE - 1))
             if nearest < size:
-                product = tl.sum(D * _taps(kernels + c * taps + tl.load(table + 4 * b), j, size), 1)
-                total += tl.where(index == b, product[None, :], 0.0)
-    inside = index < end
-    size = tl.load(table + 4 * index + 1, inside, 0)
-    start = tl.load(table + 4 * index, inside, 0)
-    total = tl.where(i[None, :] < size, total, 0.0)
-    k = tl.load(kernels + c * taps + start + i[None, :], inside & (i[None, :] < size), 0.0)
-    branch = tl.load(table + 4 * index + 3, inside, 0)
-    tl.store(energy + branch * C + c, -tl.sum(k * total, 1)[:, None], inside)
-    column = tl.load(table + 4 * index + 2, inside, 0)
-    tl.store(out + c * columns + column + i[None, :], total, inside & (i[None, :] < size))
+                v += tl.load(parts + (block * C + c) * columns + column + i, i < size, 0.0)
+        at = c * taps + start + i
+        tl.store(out + at, v, i < size)
+        total += v * tl.load(kernels + at, i < size, 0.0)
+    tl.store(energy + tl.load(table + 4 * b + 3) * C + c, -tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["C", "taps"])
@@ -98,19 +106,23 @@ def _matrix_kernel(  # type: ignore[no-untyped-def]
 ):
     """Store some diagonals of M, the sum over branches weighted by q, for one channel and direction."""
     c, direction = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    i = tl.arange(0, N)
     first = tl.program_id(0) * BE - N
     nearest = tl.minimum(tl.abs(first), tl.abs(first + BE - 1))
-    j = i[:, None] + (first + tl.arange(0, BE))[None, :]
-    total = tl.zeros([N, BE], kernels.dtype.element_ty)
-    for b in range(tl.load(ranges + 2 * direction), tl.load(ranges + 2 * direction + 1)):
-        size = tl.load(table + 4 * b + 1)
-        if nearest < size:
-            kernel = kernels + c * taps + tl.load(table + 4 * b)
-            factor = tl.load(q + tl.load(table + 4 * b + 3) * C + c)
-            total += (factor * _taps(kernel, i, size))[:, None] * _taps(kernel, j, size)
+    e = first + tl.arange(0, BE)[None, :]
     out += (c * tl.num_programs(2) + direction) * N * N
-    tl.store(out + i[:, None] * N + j, tl.cumsum(total, 0, reverse=True), (j >= 0) & (j < N))
+    carry = tl.zeros([BE], kernels.dtype.element_ty)
+    for start in range(N - BE, -1, -BE):
+        i = start + tl.arange(0, BE)
+        j = i[:, None] + e
+        products = tl.zeros([BE, BE], kernels.dtype.element_ty)
+        for b in range(tl.load(ranges + 2 * direction), tl.load(ranges + 2 * direction + 1)):
+            size = tl.load(table + 4 * b + 1)
+            if (nearest < size) & (start < size):
+                kernel = kernels + c * taps + tl.load(table + 4 * b)
+                v = tl.load(q + tl.load(table + 4 * b + 3) * C + c) * tl.load(kernel + i, i < size, 0.0)
+                products += v[:, None] * tl.load(kernel + j, (j >= 0) & (j < size), 0.0)
+        tl.store(out + i[:, None] * N + j, tl.cumsum(products, 0, reverse=True) + carry[None, :], (j >= 0) & (j < N))
+        carry += tl.sum(products, 0)
 
 
 @triton.jit(do_not_specialize=["B", "C", "L", "first"])
@@ -139,8 +151,7 @@ class TailPlan:
 
     N: int  # the most taps, padded
     first: int  # 0 if there are causal branches, else 1
-    most: int  # branches of a direction, padded
-    columns: int  # of all branches together
+    columns: int  # taps of all branches together
     table: Tensor  # (branches, 4): first tap from `delay` on, number of such taps, column, branch
     ranges: Tensor  # (directions, 2): first and last branch
     tiles: Tensor  # (tiles, 2): the tiles of a symmetric matrix
@@ -161,10 +172,9 @@ def tail_plan(
     ranges = [(begin, end) for begin, end in ((0, middle), (middle, len(short))) if begin < end]
     N = max(BLOCK, triton.next_power_of_2(max(row[1] for row in table)))
     tiles = [(i, j) for i in range(N // BLOCK) for j in range(i, N // BLOCK)]
-    most = triton.next_power_of_2(max(end - begin for begin, end in ranges))
     with torch.inference_mode(False):
         tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, ranges, tiles)]
-        return TailPlan(N, int(middle == 0), most, max(1, column), *tables)
+        return TailPlan(N, int(middle == 0), max(1, column), *tables)
 
 
 class Tails:
@@ -176,33 +186,36 @@ class Tails:
         self.C, self.n = pairs.shape[1:]
         self.shape = B, self.C, L, self.n, plan.first
         self.directions = len(plan.ranges)
-        self.diagonals = min(plan.N, DIAGONALS // plan.N)  # zero is the first or last of a tile, or outside
+        self.grid = 2 * plan.N // DIAGONALS, self.C, self.directions
 
-    def derivatives(self, energy: Tensor) -> Tensor:
-        """Write minus the energies to (branches, C); return half of their derivatives by the taps, (C, columns)."""
+    def write_derivatives(self, energy: Tensor, out: Tensor) -> None:
+        """Write minus the energies to (N, C), and half of their derivatives by the taps to (C, taps)."""
         plan, (C, taps) = self.plan, self.kernels.shape
         gram = self.kernels.new_empty(C, self.directions, plan.N, plan.N)
         _gram_kernel[len(plan.tiles), C, self.directions](
             self.pairs, self.lengths, plan.tiles, gram, *self.shape,
-            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK,
+            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS,
         )  # fmt: skip
-        out = self.kernels.new_empty(C, plan.columns)
-        _apply_kernel[C, self.directions](
-            gram, self.kernels, plan.table, plan.ranges, energy, out, C, taps, plan.columns, len(plan.table),
-            N=plan.N, NB=plan.most, BE=self.diagonals, num_warps=8,
+        parts = self.kernels.new_empty(self.grid[0], C, plan.columns)
+        _apply_kernel[self.grid](
+            gram, self.kernels, plan.table, plan.ranges, parts, C, taps, plan.columns,
+            N=plan.N, BE=DIAGONALS, num_warps=1,
         )  # fmt: skip
-        return out
+        _collect_kernel[C, len(plan.table)](
+            parts, self.kernels, plan.table, energy, out, C, taps, plan.columns,
+            N=plan.N, BE=DIAGONALS, WIDTH=min(128, plan.N), num_warps=1,
+        )  # fmt: skip
 
     def input_gradient(self, q: Tensor) -> Tensor:
         """Return the gradient of sum_b q_b / 2 energy_b by the inputs before the edges, (directions, B, C, N)."""
         plan, (C, taps), (B, *_) = self.plan, self.kernels.shape, self.shape
         matrices = self.kernels.new_empty(C, self.directions, plan.N, plan.N)
-        _matrix_kernel[2 * plan.N // self.diagonals, C, self.directions](
-            self.kernels, q, plan.table, plan.ranges, matrices, C, taps, N=plan.N, BE=self.diagonals, num_warps=8
+        _matrix_kernel[self.grid](
+            self.kernels, q, plan.table, plan.ranges, matrices, C, taps, N=plan.N, BE=DIAGONALS, num_warps=1
         )
         out = self.kernels.new_empty(self.directions, B, C, plan.N)
         _input_gradient_kernel[triton.cdiv(B, BLOCK) * (plan.N // BLOCK), C, self.directions](
             self.pairs, self.lengths, matrices, out, *self.shape,
-            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK,
+            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS,
         )  # fmt: skip
         return out
