@@ -2,15 +2,22 @@
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
 
 from mrconv import LanguageModel, MRConv, MRConvNeXt, SequenceClassifier, reparameterize
+from mrconv.bench.launches import launches, layer_step
+from mrconv.bench.shapes import LAYERS
 
 from .conftest import randomise, relative, training_step
 from .streaming.helpers import CHUNKS, L_MAX, build, streamed
 
+LAUNCHES = {  # at most, of one layer: by algorithm, in a training step and merged; lengths add two to a merged call
+    "training": {"toeplitz": 40, "taps": 40, "moving_sum": 40, "moving_modes": 40, "spectral": 100},
+    "merged": {"toeplitz": 6, "taps": 6, "fft": 16},
+}
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]
 
@@ -129,3 +136,14 @@ def test_a_language_model_generates_the_same_by_steps_as_in_parallel():
     prompt = torch.randint(20, (2, 10), device="cuda")
     text = model.generate(prompt, 100, temperature=0)
     assert torch.equal(model(torch.cat([prompt, text], 1))[:, 9:-1].argmax(-1), text)
+
+
+@pytest.mark.parametrize("name", ["ListOps l0=2", "Text", "Image dilated", "Pathfinder"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_launches_few_kernels(name, dtype):
+    (shape,) = (shape for shape in LAYERS if shape.name == name)
+    for merged, masked in itertools.product((False, True), (False, True)):
+        algorithm, step = layer_step(shape, dtype, masked, merged)
+        kernels, _ = launches(step)
+        limit = LAUNCHES["merged" if merged else "training"][algorithm] + 2 * (merged and masked)
+        assert kernels.total() <= limit, (algorithm, merged, masked, kernels)

@@ -46,7 +46,7 @@ def densify(values: Tensor, lags: Lags, ahead: int, behind: int) -> Tensor:
     if isinstance(lags, range):
         return values
     index = constants([lag + ahead for lag in lags], values)
-    return values.new_zeros(values.shape[0], ahead + behind).index_add(1, index, values)
+    return values.new_zeros(values.shape[0], ahead + behind).index_add_(1, index, values)
 
 
 def around_zero(values: Tensor, lags: range) -> tuple[Tensor, int]:
