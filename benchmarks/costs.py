@@ -74,6 +74,13 @@ def constant_step(u: Tensor) -> Run:
     return training_step(step, u, heights, weight)
 
 
+def moving_sums(u: Tensor) -> Run:
+    """Return a convolution with constant kernels of lengths 1, 2, ... L."""
+    widths = [2**i for i in range(u.shape[-1].bit_length())]
+    heights, bias = torch.randn(len(widths), CHANNELS, device=u.device), torch.zeros(CHANNELS, device=u.device)
+    return lambda: ops.moving_sum_conv(u.detach(), heights, [1.0] * len(widths), widths, None, bias)
+
+
 def runs(u: Tensor, backend: str) -> dict[tuple[str, ...], Run]:
     """Return a run of every algorithm for kernels as long as the input, by its keys in the table."""
     L, triton = u.shape[-1], backend == "triton"
@@ -88,6 +95,7 @@ def runs(u: Tensor, backend: str) -> dict[tuple[str, ...], Run]:
         for modes in (2, 3):
             steps["branch_sum", "moving_modes", str(modes)] = mode_step(u, modes)
         steps["branch_sum", "moving_sum"] = constant_step(u)
+        steps["conv", "moving_sum"] = moving_sums(u)
         if (16384 if u.element_size() == 2 else 4096) >= L:
             steps["conv", "toeplitz"] = lambda: ops.toeplitz_conv(u.detach(), kernel)
         if u.dtype == torch.bfloat16 and L <= 16384:
