@@ -2,7 +2,9 @@
 
 import copy
 import io
+import json
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -451,3 +453,12 @@ def test_a_compiled_layer_follows_its_modes():
     merged.branches[0].kernel.modes.mul_(2)
     assert relative(before, merged(u)) > 1e-3
     assert relative(compiled(u), merged(u)) < 1e-6
+
+
+def test_times_of_both_merged_forms_are_those_recorded():
+    root = Path(__file__).parent.parent
+    page = (root / "docs/quickstart.md").read_text()
+    for row in json.loads((root / "benchmarks/results/merged-cpu-float32.json").read_text())["rows"]:
+        keys = ("ms", "first_ms", "step_ms", "state_MiB")
+        cells = [f"{row['modes'][key]:.3g} / {row['dense'][key]:.3g}" for key in keys]
+        assert f"| {row['layer']} | {' | '.join(cells)} |" in page
