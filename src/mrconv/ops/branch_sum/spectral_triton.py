@@ -72,7 +72,7 @@ class SpectralBranchesTriton:
         self.n = aligned_length(2 * self.L)
         limit = min(SHORT, int(RELATIVE * math.sqrt(self.B * self.L)))
         if dtype == torch.float64 and not INTERPRETED:
-            limit = 0  # Triton has no products of float64 matrices on a GPU
+            limit = -1  # Triton has no products of float64 matrices on a GPU
         self.plan = _plan(tuple(sizes), causal, self.L, limit, u.device)
         self.longest = max(sizes)
         placed = self.kernels.new_empty(self.N, self.C, self.n)

@@ -64,6 +64,7 @@ class TapLayout:
     lags: tuple[int, ...]
     sizes: tuple[int, ...]
     L: int
+    masked: bool = False
 
     @functools.cached_property
     def starts(self) -> tuple[int, ...]:
@@ -102,9 +103,10 @@ class TapLayout:
     def outside(self) -> bool:
         """Whether the autocorrelation takes fewer loads than the branches' outputs do.
 
-        Storing and loading an output costs about as much as 4 taps.
+        Storing and loading an output costs about as much as 4 taps. If sequences are masked, what lies outside of a
+        short one nearly cancels the autocorrelation, which costs float32 a digit.
         """
-        if any(self.lags[b[0]] < 0 < self.lags[b[-1]] for b in self.branches if b):
+        if self.masked or any(self.lags[b[0]] < 0 < self.lags[b[-1]] for b in self.branches if b):
             return False
         D, M, T, N, L = len(self.deltas), len(self.union), len(self.lags), len(self.sizes), max(1, self.L)
         segments = sum((s.high - s.low) * (1 + len(s.deltas)) for s in self.segments)
@@ -280,5 +282,7 @@ class TapLayout:
         return Members(starts, first, second, tuple(self.owners[j] for j in first))
 
 
-tap_layout: Callable[[tuple[int, ...], tuple[int, ...], int], TapLayout] = functools.lru_cache(maxsize=256)(TapLayout)
+tap_layout: Callable[[tuple[int, ...], tuple[int, ...], int, bool], TapLayout] = functools.lru_cache(maxsize=256)(
+    TapLayout
+)
 """Return a `TapLayout`, cached."""

@@ -53,7 +53,7 @@ class TritonTapBranches:
         self, u: Tensor, values: Tensor, lengths: Tensor | None, lags: Sequence[int], sizes: Sequence[int]
     ) -> None:
         self.u, self.values, self.lengths, self.dtype = u, values, lengths, compute_dtype(u, values)
-        self.layout = tap_layout(tuple(lags), tuple(sizes), u.shape[2])
+        self.layout = tap_layout(tuple(lags), tuple(sizes), u.shape[2], lengths is not None)
         self.channel_tiles = triton.cdiv(u.shape[1], SMALL)
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -130,9 +130,7 @@ class TritonTapBranches:
     def _slices(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield slices of the batch, with scratch memory for their rows."""
         B, C, _ = self.u.shape
-        rows, short = self.layout.row_starts[-1], self.layout.outside and self.lengths is not None
-        # for short sequences rows nearly cancel the convolution with the autocorrelation: keep them in float32
-        dtype = self.u.dtype if self.u.element_size() == 2 and not short else self.dtype
+        rows, dtype = self.layout.row_starts[-1], self.u.dtype if self.u.element_size() == 2 else self.dtype
         size = max(1, min(B, SCRATCH_BYTES // max(1, rows * C * dtype.itemsize)))
         scratch = torch.empty(size, rows, C, dtype=dtype, device=self.u.device)
         for start in range(0, B, size):
