@@ -9,15 +9,18 @@ from torch import nn
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark cases of a grid of parameters as slow, except for enough of them to cover every value once."""
-    covered = defaultdict(set)
+    """Mark cases of a grid of parameters as slow, except for a few that differ much and have every value once."""
+    grids = defaultdict(dict)
     for item in items:
-        if not hasattr(item, "callspec") or item.get_closest_marker("slow"):
-            continue
-        values, seen = parameter_values(item), covered[item.nodeid.partition("[")[0]]
-        if values <= seen:
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            grids[item.nodeid.partition("[")[0]][item] = parameter_values(item)
+    for cases in grids.values():
+        missing = set().union(*cases.values())
+        while missing:
+            next_one = max(cases, key=lambda item: len(cases[item] & missing))
+            missing -= cases.pop(next_one)
+        for item in cases:
             item.add_marker(pytest.mark.slow)
-        seen |= values
 
 
 def pytest_make_parametrize_id(val, argname):

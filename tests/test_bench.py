@@ -96,12 +96,21 @@ def test_model(tmp_path, capsys, dtype):
     check_record(record, "model")
     assert torch.get_float32_matmul_precision() == precision
     for row in record["rows"]:
-        assert set(row["training"]) == set(row["forward"]) == {"none", "ours", "branches", "dense"}
-        assert set(row["inference"]) == {"none", "merged", "dense"}
+        assert set(row["training"]) == set(row["forward"]) == set(shapes.STACKS)
+        assert set(row["inference"]) == {"none", "merged", "dense", "longconv"}
     out = capsys.readouterr().out
     assert "not in this run" in out
     assert ("59.30" if dtype == "float32" else "41.50") in out
     assert record["anchors_ms"]["training"]["Image"] == (59.3 if dtype == "float32" else 41.5)
+
+
+def test_some_mixers_of_stacks_can_be_chosen(tmp_path):
+    record = bench(
+        tmp_path, "model", "--only", "Image", "--mixers", "ours", "longconv", "--pass", "training", "inference"
+    )
+    row = record["rows"][0]
+    assert (set(row["training"]), set(row["inference"])) == ({"ours", "longconv"}, {"merged", "longconv"})
+    assert all(result["ms"] > 0 for name in ("training", "inference") for result in row[name].values())
 
 
 def test_small_models_are_not_compared_with_recorded_times_of_full_ones(tmp_path, capsys):

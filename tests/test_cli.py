@@ -80,7 +80,7 @@ def test_a_closed_pipe_is_not_an_error(argv):
         (["bench", "layer", "--device", "tpu"], "'tpu'"),
         (["bench", "layer", "--only", "Txt"], "argument --only: 'Txt' must be the name, or the start of the name"),
         (["bench", "layer", "--compile"], "unrecognized arguments: --compile"),
-        (["bench", "model", "--only", "Speech"], "'ListOps', 'Text', 'Image', 'Path-X'"),
+        (["bench", "model", "--only", "Speech"], "'ListOps', 'Text', 'Image', 'Pathfinder', 'Path-X'"),
         (["bench", "length", "--out", "/dev/null/a.json"], "argument --out: cannot write /dev/null/a.json"),
         (["plot", "length"], "required: FILE.json"),
         (["plot", "length", "/nowhere.json"], "cannot read /nowhere.json: No such file or directory"),

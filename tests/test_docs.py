@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -95,22 +96,10 @@ def test_errors_on_the_page_are_those_recorded():
 
 
 def test_times_on_the_page_are_those_recorded():
-    page = (ROOT / "docs/performance.md").read_text()
-    for name, timing, digits in (("h200-float32", "graph_ms", 2), ("h200-float32", "ms", 1), ("cpu-float32", "ms", 0)):
-        rows = rows_of(f"layer-{name}")
-        assert len(rows) == 8
-        for row in rows:
-            shape, times = row["shape"], [row["training"][c][timing] for c in ("ours", "branches", "dense")]
-            label = f"{shape['name']} ({shape['batch']}x{shape['length']}x{shape['channels']})"
-            assert f"| {label} | " + " | ".join(f"{ms:.{digits}f}" for ms in times) + " |" in page, label
-
-
-def test_times_of_models_on_the_page_are_those_recorded():
-    page = (ROOT / "docs/performance.md").read_text()
-    for row in rows_of("model-h200-bfloat16"):
-        for result in (row["training"]["ours"], row["inference"]["merged"]):
-            times = [result[timing] for timing in ("compile_graph_ms", "graph_ms", "ms")]
-            assert f"| {row['shape']['name']} | " + " | ".join(f"{ms:.1f}" for ms in times) + " |" in page
+    page, tables = (ROOT / "docs/performance.md").read_text(), runpy.run_path(str(ROOT / "benchmarks/tables.py"))
+    written = tables["rewritten"](page)
+    assert all(f"<!-- table {name} -->" in page for name in tables["TABLES"])
+    assert page.splitlines() == written.splitlines(), "run python benchmarks/tables.py"
 
 
 def test_speed_ratios_of_the_readme_are_those_recorded():
