@@ -1,8 +1,10 @@
-"""Draw speed.png: the time of a training step and of inference of whole block stacks on an H200.
+"""Draw speed.png: the time of a training step and of inference of whole block stacks on an H200 in bfloat16.
 
 python docs/figures/speed.py
 
-The times are those of CUDA graphs in benchmarks/results/model-h200-bfloat16.json, recorded by `mrconv bench model`.
+MRConv and the dense kernel are those of benchmarks/results/model-h200-bfloat16.json (`mrconv bench model`), attention
+that of attention-h200-bfloat16.json (`mrconv bench compare`), and S4 and Mamba-2 those of peers-h200.json, measured
+separately with their authors' code. Each is shown in its fastest way.
 """
 
 from __future__ import annotations
@@ -17,41 +19,72 @@ from matplotlib.figure import Figure
 from mrconv._utils.colours import COLOURS
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "benchmarks/results/model-h200-bfloat16.json"
 TEXT = "#7d8590"  # readable on white and on black: the background is transparent
-TRAINING = {
-    "branches": ("N convolutions, N BatchNorms", "#9aa4ae"),
-    "dense": ("one dense FFT convolution", COLOURS[5]),
-    "ours": ("MRConv (merged for inference)", COLOURS[0]),
+COLUMNS = {
+    "attention": "#9aa4ae",
+    "Mamba-2": COLOURS[3],
+    "S4": COLOURS[2],
+    "one dense FFT convolution": COLOURS[5],
+    "MRConv (merged for inference)": COLOURS[0],
 }
-INFERENCE = {"dense": ("one dense FFT convolution", COLOURS[5]), "merged": ("MRConv, merged", COLOURS[0])}
+
+
+def read(name: str) -> Any:
+    """Return a record."""
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+
+
+def times(pass_name: str) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of each mixer by stack."""
+    found: dict[str, dict[str, float]] = {name: {} for name in COLUMNS}
+    ours = "ours" if pass_name == "training" else "merged"
+    keys = {"one dense FFT convolution": "dense", "MRConv (merged for inference)": ours}
+    for row in read("model-h200-bfloat16")["rows"]:
+        for label, key in keys.items():
+            found[label][row["shape"]["name"]] = fastest(row[pass_name][key])
+    for row in read("attention-h200-bfloat16")["rows"]:
+        found["attention"][row["shape"]["name"]] = fastest(row[pass_name]["attention"])
+    for name, stacks in read("peers-h200")["ms"][pass_name]["bfloat16"].items():
+        label = {"S4, kernel kept": "S4"}.get(name, name)
+        if label in found:
+            found[label] = {stack: ms for stack, (ms, _) in stacks.items()}
+    return found
+
+
+def fastest(result: dict[str, Any]) -> float:
+    """Return the smallest of a candidate's times."""
+    return min(result[key] for key in ("ms", "graph_ms", "compile_ms", "compile_graph_ms") if result.get(key))
 
 
 def draw(path: Path) -> None:
     """Draw one panel for training and one for inference."""
-    record = json.loads(RECORD.read_text())
-    figure = Figure(figsize=(8.4, 3.9), layout="constrained")
+    figure = Figure(figsize=(8.4, 6.2), layout="constrained")
     training, inference = figure.subplots(1, 2)
-    _bars(training, record["rows"], "training", TRAINING)
-    _bars(inference, record["rows"], "inference", INFERENCE)
+    _bars(training, times("training"))
+    _bars(inference, times("inference"))
     training.set_title("Training step (forward and backward), ms", color=TEXT, fontsize=11, loc="left")
     inference.set_title("Inference, ms", color=TEXT, fontsize=11, loc="left")
     handles, labels = training.get_legend_handles_labels()
+    ordered = sorted(zip(labels, handles, strict=True), key=lambda pair: list(COLUMNS).index(pair[0]))
+    labels, handles = zip(*ordered, strict=True)
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=TEXT)
     figure.savefig(path, dpi=200, transparent=True)
 
 
-def _bars(axes: Axes, rows: list[dict[str, Any]], pass_name: str, candidates: dict[str, tuple[str, str]]) -> None:
-    height = 0.8 / len(candidates)
-    most = max(row[pass_name][name]["graph_ms"] or 0.0 for row in rows for name in candidates)
-    for j, (name, (label, colour)) in enumerate(candidates.items()):
-        times = [row[pass_name][name]["graph_ms"] for row in rows]
-        places = [i + (j - (len(candidates) - 1) / 2) * height for i in range(len(rows))]
-        axes.barh(places, [ms or 0.0 for ms in times], 0.9 * height, color=colour, label=label)
-        for place, ms in zip(places, times, strict=True):
-            text = "out of memory" if ms is None else f"{ms:.1f}"
-            axes.text((ms or 0.0) + 0.015 * most, place, text, va="center", fontsize=9, color=TEXT)
-    axes.set_yticks(range(len(rows)), [row["shape"]["name"] for row in rows])
+def _bars(axes: Axes, by_mixer: dict[str, dict[str, float]]) -> None:
+    stacks = list(by_mixer["MRConv (merged for inference)"])
+    most = max(by_stack.get(stack, 0.0) for by_stack in by_mixer.values() for stack in stacks)
+    bottom, centres, shown = 0.0, [], set[str]()
+    for stack in stacks:
+        mixers = [name for name, by_stack in by_mixer.items() if stack in by_stack]
+        for i, name in enumerate(mixers):
+            ms = by_mixer[name][stack]
+            axes.barh(bottom + i, ms, 0.85, color=COLUMNS[name], label=None if name in shown else name)
+            shown.add(name)
+            axes.text(ms + 0.015 * most, bottom + i, f"{ms:.1f}", va="center", fontsize=8, color=TEXT)
+        centres.append(bottom + (len(mixers) - 1) / 2)
+        bottom += len(mixers) + 1
+    axes.set_yticks(centres, stacks)
     axes.set_xticks([])
     axes.set_xlim(0, 1.15 * most)
     axes.invert_yaxis()

@@ -1,8 +1,11 @@
-"""Stacks of blocks that differ only in their mixer: MRConv, N branches, one dense FFT convolution, or none."""
+"""Stacks of blocks that differ only in their mixer: MRConv, N branches, a dense kernel, or none.
+
+A dense kernel is convolved by torch's FFTs ("dense") and by the algorithms that MRConv uses ("longconv").
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, cast
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mrconv import MRConvBlock, reparameterize
+from mrconv.mixers import freeze
 
 from . import candidates, records, shapes
 from .options import Options
@@ -27,7 +31,6 @@ S4_MS: dict[str, dict[str, dict[str, float]]] = {
         "forward": {"ListOps": 11.9, "Text": 11.1, "Image": 15.0},
     },
 }
-COMPILED = ("none", "ours", "merged")
 PRECISION = {
     "float32": "float32 throughout",
     "bfloat16": "torch.autocast to bfloat16 with a bfloat16 input, TF32 matrix products, float32 parameters",
@@ -42,13 +45,16 @@ def run(options: Options) -> dict[str, Any]:
     if s4:
         results["anchors_ms"] = {"what": S4_NOTE, **s4}
     columns = ["S4"] if s4 else []
-    ratios = ["branches", "dense", *(columns if "H200" in results["hardware"] else [])]
-    table = records.Table(["none", "ours", "branches", "dense"], columns, ratios)
+    mixers = tuple(options.mixers or shapes.STACKS)
+    others = [name for name in mixers if name not in ("none", "ours")]
+    table = records.Table(mixers, columns, [*others, *(columns if "H200" in results["hardware"] else [])])
     chosen = shapes.select(shapes.MODELS, options.only)
     if options.small:
         chosen = [shape.small() for shape in chosen]
     with matmul_precision(options.dtype):
-        measured = records.measure_each(results, options.out, chosen, lambda shape: measure_shape(shape, options))
+        measured = records.measure_each(
+            results, options.out, chosen, lambda shape: measure_shape(shape, mixers, options)
+        )
         for shape, measurements in measured:
             constants = {name: {"S4": times.get(shape.name)} for name, times in s4.items()}
             table.print_shape(shape.name, measurements, constants)
@@ -57,8 +63,8 @@ def run(options: Options) -> dict[str, Any]:
     return results
 
 
-def measure_shape(shape: shapes.ModelShape, options: Options) -> records.Measurements:
-    """Measure all stacks at one shape."""
+def measure_shape(shape: shapes.ModelShape, mixers: Sequence[str], options: Options) -> records.Measurements:
+    """Measure the stacks of these mixers at one shape."""
     torch.manual_seed(0)
     device, dtype = options.device, getattr(torch, options.dtype)
     u = torch.randn(shape.batch, shape.length, shape.channels, device=device, dtype=dtype, requires_grad=True)
@@ -66,17 +72,17 @@ def measure_shape(shape: shapes.ModelShape, options: Options) -> records.Measure
     autocast = dtype if dtype == torch.bfloat16 else None
     measurements: records.Measurements = {"shape": asdict(shape)}
     for name in options.passes:
+        stacks = {mixer: stack(shape, mixer, device) for mixer in mixers}
         if name == "inference":
-            mixers = {"none": "none", "merged": "ours", "dense": "dense"}
-        else:
-            mixers = {mixer: mixer for mixer in ("none", "ours", "branches", "dense")}
-        stacks = {candidate: stack(shape, mixer, device) for candidate, mixer in mixers.items()}
-        if name == "inference":
-            stacks = {candidate: reparameterize(module) for candidate, module in stacks.items()}
+            stacks = {
+                "merged" if mixer == "ours" else mixer: freeze(reparameterize(module))
+                for mixer, module in stacks.items()
+                if mixer != "branches"
+            }
         compiled = None
         if options.compile:
             torch.compiler.reset()
-            modules = {candidate: compile_blocks(stacks[candidate]) for candidate in stacks if candidate in COMPILED}
+            modules = {mixer: compile_blocks(module) for mixer, module in stacks.items() if mixer != "branches"}
             compiled = candidates.steps(name, modules, u, g, autocast)
         steps = candidates.steps(name, stacks, u, g, autocast)
         measurements[name] = measure(steps, options.rounds, device, compiled, label=f"{shape.name}, {name}")
@@ -107,7 +113,9 @@ def stack(shape: shapes.ModelShape, mixer: str, device: str) -> nn.Module:
     """Return blocks in training mode that differ only in their mixer."""
     blocks = []
     for _ in range(shape.depth):
-        block = MRConvBlock(shape.channels, shape.length, block_norm=shape.block_norm, device=device, **shape.options)
+        name = "longconv" if mixer == "longconv" else "mrconv"
+        options = {"block_norm": shape.block_norm, "mixer": name, "device": device, **shape.options}
+        block = MRConvBlock(shape.channels, shape.length, **options)
         inner: nn.Module | None = None
         if mixer == "none":
             inner = nn.Identity()

@@ -23,7 +23,7 @@ class Options:
         compile: also measure with torch.compile.
         command: the command line, for the record.
         passes: some of PASSES.
-        mixers: names of the mixers of `compare`; None stands for all of them.
+        mixers: names of the mixers of `model` and `compare`; None stands for all of them.
         batch: batch size of `vision`; 0 stands for the shape's default.
     """
 

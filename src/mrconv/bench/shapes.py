@@ -94,8 +94,12 @@ MODELS = [
     ModelShape("ListOps", 50, 2048, 128, "fourier", 2, depth=8),
     ModelShape("Text", 16, 4096, 256, "fourier", 1),
     ModelShape("Image", 50, 1024, 512, "dilated", 8, block_norm="layer"),
+    ModelShape("Pathfinder", 64, 1024, 256, "fourier+sparse", 16, True),
     ModelShape("Path-X", 16, 16384, 256, "fourier", 64, True, "concat"),
 ]
+
+STACKS = ("none", "ours", "branches", "dense", "longconv")
+"""The mixers of `mrconv bench model`."""
 
 LENGTHS = [ModelShape(f"{n}K", max(1, 64 // n), 1024 * n, 256, "fourier", 1, depth=1) for n in (1, 2, 4, 8, 16, 32, 64)]
 

@@ -42,7 +42,7 @@ BENCHMARKS = {
         "stacks of blocks that differ only in their mixer",
         shapes.MODELS,
         SMALL_STACK,
-        compile_help="also measure MRConv, merged and no mixer under torch.compile",
+        compile_help="also measure under torch.compile, block by block; not the N branches",
     ),
     "compare": Benchmark(
         "mixer_comparison",
@@ -101,6 +101,9 @@ def _add(parser: Parser, name: str, benchmark: Benchmark) -> None:
     if name == "vision":
         about = "images per batch, halved until all candidates fit; default: 256"
         parser.add_argument("--batch", type=positive, metavar="N", default=0, help=about)
+    if name == "model":
+        about = f"some of {', '.join(shapes.STACKS)}; default: all"
+        parser.add_argument("--mixers", nargs="+", choices=shapes.STACKS, metavar="NAME", help=about)
     if name == "compare":
         parser.add_argument("--mixers", nargs="+", metavar="NAME", help="default: all of mrconv.baselines")
     parser.set_defaults(run=run, benchmark=benchmark, compile=False, mixers=None, batch=0)

@@ -1,0 +1,210 @@
+"""Write the tables of docs/performance.md from the records in benchmarks/results.
+
+    python benchmarks/tables.py [--check]
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`. With --check nothing is written, and the exit status is
+1 if a table differs from its record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+STACKS = ("ListOps", "Text", "Image", "Pathfinder", "Path-X")
+Record = Mapping[str, Any]
+
+
+def read(name: str) -> Record:
+    """Return a record of benchmarks/results."""
+    record: Record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return record
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """Return a value, or a dash if there is none."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def source(name: str) -> str:
+    """Return the line that names a record, and the revision and machine it holds for."""
+    record = read(name)
+    revision = str(record.get("revision") or "unknown")[:7]
+    machine = f"{record['hardware']}, torch {str(record['torch']).split('+')[0]}"
+    return f"Revision {revision}, {machine} ([record](../benchmarks/results/{name}.json))."
+
+
+def times(result: Mapping[str, float | None]) -> list[str]:
+    """Return a candidate's times compiled and as a graph, as a graph, and eager."""
+    return [number(result.get(timing)) for timing in ("compile_graph_ms", "graph_ms", "ms")]
+
+
+def fastest(result: Mapping[str, Any] | None) -> str:
+    """Return the smallest of a candidate's times."""
+    found = [result[key] for key in ("ms", "graph_ms", "compile_graph_ms") if result and result.get(key) is not None]
+    return number(min(found, default=None))
+
+
+def training_stacks(name: str) -> str:
+    """Return the training steps of stacks that differ in their mixer."""
+    header = [
+        "stack", "ours, compiled, graph", "graph", "eager", "none", "longconv", "dense", "dense, eager", "branches",
+        "GiB", "branches, GiB",
+    ]  # fmt: skip
+    rows = []
+    for row in read(name)["rows"]:
+        step = row["training"]
+        others = [fastest(step.get(mixer)) for mixer in ("none", "longconv", "dense")]
+        memory = [step.get(mixer, {}).get("MiB") for mixer in ("ours", "branches")]
+        rows.append([
+            row["shape"]["name"], *times(step["ours"]), *others, number(step["dense"]["ms"]),
+            fastest(step.get("branches")), *(number(None if mib is None else mib / 1024) for mib in memory),
+        ])  # fmt: skip
+    return markdown(header, rows) + "\n\n" + source(name)
+
+
+def merged_stacks(name: str) -> str:
+    """Return the inference of merged stacks beside dense kernels."""
+    header = ["stack", "ours, compiled, graph", "graph", "eager", "none", "longconv", "dense"]
+    rows = [
+        [row["shape"]["name"], *times(row["inference"]["merged"])]
+        + [fastest(row["inference"].get(mixer)) for mixer in ("none", "longconv", "dense")]
+        for row in read(name)["rows"]
+    ]
+    return markdown(header, rows) + "\n\n" + source(name)
+
+
+def targets() -> str:
+    """Return the times of our stacks before and after the last revision of the kernels, and the targets."""
+    peers, rows = read("peers-h200"), []
+    for title, step, dtype, eager in (
+        ("training, bfloat16", "training", "bfloat16", False),
+        ("training, float32", "training", "float32", False),
+        ("merged, bfloat16", "inference", "bfloat16", False),
+        ("merged, bfloat16, eager", "inference", "bfloat16", True),
+    ):
+        after = {row["shape"]["name"]: row[step] for row in read(f"model-h200-{dtype}")["rows"]}
+        limits = peers["targets_ms"][step + ", eager" * eager][dtype]
+        cells = []
+        for stack in STACKS:
+            ours = after.get(stack, {}).get("ours" if step == "training" else "merged", {})
+            now = number(ours.get("ms")) if eager else fastest(ours)
+            cells.append(f"{peers['ms'][step][dtype]['mrconv'][stack][eager]} / {now} / {limits[stack]}")
+        rows.append([title, *cells])
+    return markdown(["before / after / target", *STACKS], rows)
+
+
+def peers() -> str:
+    """Return the times of other mixers, measured separately, each in its fastest way and eager in brackets."""
+    record, rows = read("peers-h200"), []
+    for step, dtypes in record["ms"].items():
+        for dtype, mixers in dtypes.items():
+            for mixer, stacks in mixers.items():
+                if mixer not in ("mrconv", "none"):
+                    cells = [f"{number(stacks[s][0])} ({number(stacks[s][1])})" for s in STACKS]
+                    rows.append([f"{step}, {dtype}: {mixer}", *cells])
+    return markdown(["measured separately", *STACKS], rows)
+
+
+def label(row: Record) -> str:
+    """Return the name and size of a layer."""
+    shape = row["shape"]
+    return f"{shape['name']} ({shape['batch']}x{shape['length']}x{shape['channels']})"
+
+
+def training_layers(name: str, timing: str, digits: int) -> str:
+    """Return the training steps of single layers beside N branches and one dense convolution."""
+    header, rows = ["layer (batch x length x channels)", "ours", "branches", "dense"], []
+    header += ["x branches", "x dense", "memory / branches", "merged", "dense, forward"]
+    for row in read(name)["rows"]:
+        step, merged = row["training"], row["inference"]
+        ours, branches, dense = (step[key][timing] for key in ("ours", "branches", "dense"))
+        share = step["ours"]["MiB"] / step["branches"]["MiB"]
+        rows.append([
+            label(row), *(number(ms, digits) for ms in (ours, branches, dense)), number(branches / ours),
+            number(dense / ours, 2), number(share, 2),
+            *(number(merged[key][timing], max(1, digits)) for key in ("merged", "dense")),
+        ])  # fmt: skip
+    return markdown(header, rows) + "\n\n" + source(name)
+
+
+def launches() -> str:
+    """Return the launches of one layer."""
+    record = read("launches-h200")
+    header, rows = ["layer", "dtype", "lengths", "pass", "algorithm", "launches", "GPU, ms", "eager, ms"], []
+    for row in record["rows"]:
+        rows.append([
+            row["name"], row["precision"], "yes" if row["lengths"] else "no", row["pass"], row["algorithm"],
+            str(row["launches"]), number(row["gpu_ms"], 2), number(row["eager_ms"], 2),
+        ])  # fmt: skip
+    return markdown(header, rows) + "\n\n" + source("launches-h200")
+
+
+def costs() -> str:
+    """Return the costs of dense kernels in bfloat16 that the selection uses."""
+    table = json.loads((ROOT / "src/mrconv/ops/costs.json").read_text())["triton"]["half"]
+    one, both = table["branch_sum"], table["bidirectional_branch_sum"]
+    columns = {
+        "toeplitz": one["toeplitz"], "spectral": one["spectral"], "moving_modes, 2": one["moving_modes"]["2"],
+        "moving_modes, 3": one["moving_modes"]["3"], "toeplitz, bidirectional": both["toeplitz"],
+        "spectral, bidirectional": both["spectral"],
+    }  # fmt: skip
+    rows = [
+        [f"{length:,}", *(number(column[str(length)], 0) for column in columns.values())]
+        for length in (256, 1024, 2048, 4096, 16384)
+        if all(str(length) in column for column in columns.values())
+    ]
+    return markdown(["length", *columns], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "targets": targets,
+    "training, bfloat16": lambda: training_stacks("model-h200-bfloat16"),
+    "training, float32": lambda: training_stacks("model-h200-float32"),
+    "merged, bfloat16": lambda: merged_stacks("model-h200-bfloat16"),
+    "merged, float32": lambda: merged_stacks("model-h200-float32"),
+    "peers": peers,
+    "launches": launches,
+    "costs": costs,
+    "layers, float32": lambda: training_layers("layer-h200-float32", "graph_ms", 2),
+    "layers, float32, eager": lambda: training_layers("layer-h200-float32", "ms", 1),
+    "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),
+}
+
+
+def rewritten(page: str) -> str:
+    """Return the page with the tables of the records."""
+
+    def table(match: re.Match[str]) -> str:
+        return f"<!-- table {match[1]} -->\n\n{TABLES[match[1]]()}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table (.*?) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def main() -> int:
+    """Rewrite the page, or check it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table differs")
+    check = parser.parse_args().check
+    before = PAGE.read_text()
+    after = rewritten(before)
+    if not check:
+        PAGE.write_text(after)
+    return int(check and before != after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
