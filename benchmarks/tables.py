@@ -89,7 +89,7 @@ def merged_stacks(name: str) -> str:
 
 def targets() -> str:
     """Return the times of our stacks before and after the last revision of the kernels, and the targets."""
-    peers, rows = read("peers-h200"), []
+    others, rows = read("baselines-h200"), []
     for title, step, dtype, eager in (
         ("training, bfloat16", "training", "bfloat16", False),
         ("training, float32", "training", "float32", False),
@@ -97,19 +97,19 @@ def targets() -> str:
         ("merged, bfloat16, eager", "inference", "bfloat16", True),
     ):
         after = {row["shape"]["name"]: row[step] for row in read(f"model-h200-{dtype}")["rows"]}
-        limits = peers["targets_ms"][step + ", eager" * eager][dtype]
+        limits = others["targets_ms"][step + ", eager" * eager][dtype]
         cells = []
         for stack in STACKS:
             ours = after.get(stack, {}).get("ours" if step == "training" else "merged", {})
             now = number(ours.get("ms")) if eager else fastest(ours)
-            cells.append(f"{peers['ms'][step][dtype]['mrconv'][stack][eager]} / {now} / {limits[stack]}")
+            cells.append(f"{others['ms'][step][dtype]['mrconv'][stack][eager]} / {now} / {limits[stack]}")
         rows.append([title, *cells])
     return markdown(["before / after / target", *STACKS], rows)
 
 
-def peers() -> str:
+def others() -> str:
     """Return the times of other mixers, measured separately, each in its fastest way and eager in brackets."""
-    record, rows = read("peers-h200"), []
+    record, rows = read("baselines-h200"), []
     for step, dtypes in record["ms"].items():
         for dtype, mixers in dtypes.items():
             for mixer, stacks in mixers.items():
@@ -176,7 +176,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "training, float32": lambda: training_stacks("model-h200-float32"),
     "merged, bfloat16": lambda: merged_stacks("model-h200-bfloat16"),
     "merged, float32": lambda: merged_stacks("model-h200-float32"),
-    "peers": peers,
+    "others": others,
     "launches": launches,
     "costs": costs,
     "layers, float32": lambda: training_layers("layer-h200-float32", "graph_ms", 2),
