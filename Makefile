@@ -48,7 +48,7 @@ test: lint
 	$(PYTEST)
 endif
 
-# All tests, as in CI: whole grids of parameters, every preset, the kernels compiled for every kind of GPU, timm, docs.
+# All tests: whole grids of parameters, every preset, the kernels compiled for every kind of GPU, timm, docs.
 test-all: lint docs test-timm
 	$(TRITON) $(ALL) tests/triton
 	$(PYTEST) $(ALL)
