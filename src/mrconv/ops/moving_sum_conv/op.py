@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._common import use_triton
+from .._registration import eager_op
 
 
 def moving_sum_conv(
@@ -28,7 +29,7 @@ def moving_sum_conv(
     return _moving_sum_conv(u, values, list(factors), list(widths), skip, bias, gelu)
 
 
-@torch.library.custom_op("mrconv::moving_sum_conv", mutates_args=())
+@eager_op("moving_sum_conv")
 def _moving_sum_conv(
     u: Tensor,
     values: Tensor,

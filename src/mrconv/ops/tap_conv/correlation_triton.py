@@ -111,65 +111,14 @@ def _correlate_kernel(  # type: ignore[no-untyped-def]
         outer = inner + tl.maximum(tl.minimum(stop, L + low) - inner, 0) // step * step
         x, grad = u + tl.cast(b, tl.int64) * u_b + u_at, g + tl.cast(b, tl.int64) * g_b + g_at
         totals, mass = _add_products(
-            totals,
-            mass,
-            grad,
-            x,
-            g_l,
-            u_l,
-            at,
-            shifts,
-            c < C,
-            begin,
-            inner,
-            L,
-            GROUP,
-            REPEAT,
-            True,
-            EVEN,
-            WIDE,
-            BL,
-        )
+            totals, mass, grad, x, g_l, u_l, at, shifts, c < C, begin, inner, L, GROUP, REPEAT, True, EVEN, WIDE, BL
+        )  # fmt: skip
         totals, mass = _add_products(
-            totals,
-            mass,
-            grad,
-            x,
-            g_l,
-            u_l,
-            at,
-            shifts,
-            c < C,
-            inner,
-            outer,
-            L,
-            GROUP,
-            REPEAT,
-            False,
-            EVEN,
-            WIDE,
-            BL,
-        )
+            totals, mass, grad, x, g_l, u_l, at, shifts, c < C, inner, outer, L, GROUP, REPEAT, False, EVEN, WIDE, BL
+        )  # fmt: skip
         totals, mass = _add_products(
-            totals,
-            mass,
-            grad,
-            x,
-            g_l,
-            u_l,
-            at,
-            shifts,
-            c < C,
-            outer,
-            stop,
-            L,
-            GROUP,
-            REPEAT,
-            True,
-            EVEN,
-            WIDE,
-            BL,
-        )
+            totals, mass, grad, x, g_l, u_l, at, shifts, c < C, outer, stop, L, GROUP, REPEAT, True, EVEN, WIDE, BL
+        )  # fmt: skip
     out += part.to(tl.int64) * part_stride + job * (GROUP + 1) * C + c
     for i in tl.static_range(GROUP):
         tl.store(out + i * C, tl.sum(totals[i], 0), c < C)
