@@ -17,14 +17,8 @@ MOVING_SUM, MOVING_MODES = Selection(Algorithm.MOVING_SUM, True), Selection(Algo
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
-@pytest.mark.parametrize("L", LENGTHS)
-@pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 100)])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(("masked", "skipped"), [(False, True), (True, False)])
-def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
-    monkeypatch.setattr(chunked_sums_triton, "CHUNK", 16)
-    monkeypatch.setattr(chunked_sums_triton, "BLOCK", 2)  # chunks
-    u, lengths, mask = inputs(L, channels_last, masked)
+def constant_branches(widths, lengths, mask):
+    """Return `branch_sum` and its reference as functions of u, heights, weight, and optionally skip and beta."""
 
     def run(f, *selection):
         def call(u, heights, weight, *skip_and_beta):
@@ -33,9 +27,36 @@ def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
 
         return call
 
+    return run(ops.branch_sum, MOVING_SUM), run(ops.branch_sum_reference)
+
+
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 100)])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("masked", "skipped"), [(False, True), (True, False)])
+def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
+    monkeypatch.setattr(chunked_sums_triton, "CHUNK", 16)
+    monkeypatch.setattr(chunked_sums_triton, "BLOCK", 2)  # chunks
+    u, lengths, mask = inputs(L, channels_last, masked)
     skip_and_beta = [double(5), double(len(widths), 5)] if skipped else []
-    fast, reference = run(ops.branch_sum, MOVING_SUM), run(ops.branch_sum_reference)
-    assert_same(fast, reference, u, double(len(widths), 5), double(len(widths), 5), *skip_and_beta)
+    others = double(len(widths), 5), double(len(widths), 5), *skip_and_beta
+    assert_same(*constant_branches(widths, lengths, mask), u, *others)
+
+
+@pytest.mark.parametrize("dtype", slow_except([torch.float32, torch.bfloat16, torch.float16], torch.bfloat16))
+def test_moving_sums_in_lower_precision_match_float64(dtype):
+    widths = (1, 8, 64, 100, 128, 256)
+    u, lengths, mask = inputs(300, True, True)
+    u, N = u.to(dtype).double(), len(widths)
+    others = [x.float().double() for x in (double(N, 5), double(N, 5), double(5), double(N, 5))]
+    fast, reference = constant_branches(widths, lengths, mask)
+    y, grads = gradients(fast, u.to(DEVICE, dtype), *(x.to(DEVICE).float() for x in others))
+    expected, expected_grads = gradients(reference, u, *others)
+    tolerance = 2e-6 if dtype == torch.float32 else 5e-3
+    assert y.dtype == grads[0].dtype == dtype
+    assert relative(y.double().cpu(), expected) < tolerance
+    for a, b in zip(grads, expected_grads, strict=True):
+        assert relative(a.double().cpu(), b) < 2 * tolerance
 
 
 @pytest.mark.slow

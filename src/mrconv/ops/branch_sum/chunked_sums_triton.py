@@ -1,9 +1,9 @@
 """Cumulative sums relative to chunks, for moving sums that are accurate in float32 at any length; by Triton.
 
-The cumulative sum S of u over time is stored in two parts, for chunks of CHUNK positions and for CP channels, a
-multiple of PADDING: `local` (B, chunks, CHUNK, CP) holds the cumulative sums P within each chunk, and `table`
-(B, chunks, 5, CP) the rows BASE, the sum of all earlier chunks; ERROR, its rounding error; TOTAL, the sum of the chunk;
-AREA and ENERGY, the sums of P and of P^2.
+The cumulative sum S of u over time is stored in two parts, for chunks of BL positions and for CP channels, a multiple
+of PADDING: `local` (B, chunks, BL, CP) holds the cumulative sums P within each chunk, and `table` (B, chunks, 5, CP)
+the rows BASE, the sum of all earlier chunks; ERROR, its rounding error; TOTAL, the sum of the chunk; AREA and ENERGY,
+the sums of P and of P^2. The rounding errors of P grow with BL.
 """
 
 from __future__ import annotations
@@ -16,23 +16,16 @@ import triton
 
 from .._triton import narrow, offsets, tiles, widen
 
-CHUNK = 64
+CHUNK, HALF_CHUNK = 64, 128  # positions, for float32 and float64, and for half precision
 BLOCK = 32  # chunks that one program sums at a time
 PADDING = 32
 BASE, ERROR, TOTAL, AREA, ENERGY = (tl.constexpr(row) for row in range(5))
-LOCAL_CHANNELS, LOCAL_WARPS = 32, 1
 
 
 @triton.jit
 def to(x, wide: tl.constexpr):  # type: ignore[no-untyped-def]
     """Cast x to float32 or float64; half precision is cast to float32 first, as Triton's interpreter requires."""
     return x.to(tl.float32).to(wide) if x.dtype != tl.float64 else x
-
-
-@triton.jit
-def add_both(a, b, c, d):  # type: ignore[no-untyped-def]
-    """Add two pairs."""
-    return a + c, b + d
 
 
 @triton.jit
@@ -52,9 +45,8 @@ def _local_kernel(  # type: ignore[no-untyped-def]
     tl.store(local + chunk * BL * CP + (j[:, None] * CP + c[None, :]), rounded)
     tl.store(totals + chunk * CP + c, tl.sum(v, 0).to(tl.float64))
     s = to(rounded, SCAN)
-    area, energy = tl.reduce((s, s * s), 0, add_both)
-    tl.store(table + (chunk * 5 + AREA) * CP + c, narrow(area, table))
-    tl.store(table + (chunk * 5 + ENERGY) * CP + c, narrow(energy, table))
+    tl.store(table + (chunk * 5 + AREA) * CP + c, narrow(tl.sum(s, 0), table))
+    tl.store(table + (chunk * 5 + ENERGY) * CP + c, narrow(tl.sum(s * s, 0), table))
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -93,15 +85,16 @@ class ChunkedSums:
     """The cumulative sum of u (B, C, L), as `local` and `table`, in `dtype`."""
 
     def __init__(self, u: Tensor, dtype: torch.dtype) -> None:
-        (B, C, L), self.BL, self.BK = u.shape, CHUNK, BLOCK
-        self.chunks, padded, _ = tiles(u, CHUNK, PADDING)
+        (B, C, L), half = u.shape, u.element_size() == 2
+        self.BL, self.BK = HALF_CHUNK if half else CHUNK, BLOCK
+        self.chunks, padded, _ = tiles(u, self.BL, PADDING)
         self.CP = CP = PADDING * padded
-        self.local = u.new_empty(B, self.chunks, CHUNK, CP, dtype=dtype)
+        self.local = u.new_empty(B, self.chunks, self.BL, CP, dtype=dtype)
         self.table = u.new_empty(B, self.chunks, 5, CP, dtype=dtype)
         totals = u.new_empty(B, self.chunks, CP, dtype=torch.float64)
-        _local_kernel[self.chunks, CP // LOCAL_CHANNELS, B](
+        channels = 16 if half else 32
+        _local_kernel[self.chunks, CP // channels, B](
             u, self.local, self.table, totals, C, L, *u.stride(), CP=CP,
-            SCAN=tl.float32 if u.element_size() == 2 else tl.float64,
-            BL=CHUNK, BC=LOCAL_CHANNELS, num_warps=LOCAL_WARPS,
+            SCAN=tl.float32 if half else tl.float64, BL=self.BL, BC=channels, num_warps=1,
         )  # fmt: skip
         _base_kernel[padded, B](totals, self.table, self.chunks, CP=CP, BK=BLOCK, BC=PADDING)

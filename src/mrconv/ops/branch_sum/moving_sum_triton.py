@@ -26,11 +26,12 @@ import triton
 
 from .._common import compute_dtype
 from .._triton import int32_constants, narrow, offsets, widen
-from .chunked_sums_triton import AREA, ENERGY, TOTAL, ChunkedSums, add_both, base_step, entry, to
+from .chunked_sums_triton import AREA, ENERGY, TOTAL, ChunkedSums, base_step, entry, to
 from .normalization import Heights
 
 TILES = {"moments": (32, 1), "output": (32, 4), "products": (32, 1), "gradient": (32, 4)}
-"""Channels and warps of a program, the fastest of those tried on an H200."""
+HALF_TILES = {"moments": (16, 1), "output": (32, 4), "products": (32, 2), "gradient": (32, 4)}
+"""Channels and warps of a program, the fastest of those tried on an H200, for float32 and for half precision."""
 STARTS_CHANNELS = 16  # of a program of `_starts_kernel`
 
 
@@ -69,7 +70,7 @@ def _moments_kernel(  # type: ignore[no-untyped-def]
             jump = step + entry(table, k - n - 1, TOTAL, c, chunks, CP)
             m = now - before + tl.where((j < r)[:, None], jump[None, :], step[None, :])
             m = tl.where((t < end)[:, None], m, 0.0)
-            first, second = tl.reduce((m, m * m), 0, add_both)
+            first, second = tl.sum(m, 0), tl.sum(m * m, 0)
         w = following
         tl.store(sums + i * C + c, first, c < C)
         tl.store(sums + (N + i) * C + c, second, c < C)
@@ -137,8 +138,7 @@ def _products_kernel(  # type: ignore[no-untyped-def]
     inside = (t < end)[:, None] & (c < C)[None, :]
     grad = to(tl.load(g + b * g_b + offsets(t, cv, g_l, g_c), inside, 0.0), wide)
     x = to(tl.load(u + b * u_b + offsets(t, cv, u_l, u_c), inside, 0.0), wide)
-    grad_sum, grad_x = tl.reduce((grad, grad * x), 0, add_both)
-    grad_now = tl.sum(grad * now, 0)
+    grad_sum, grad_x, grad_now = tl.sum(grad, 0), tl.sum(grad * x, 0), tl.sum(grad * now, 0)
     tl.store(sums + N * C + c, grad_sum, c < C)
     tl.store(sums + (N + 1) * C + c, grad_x, c < C)
     area = entry(table, k, AREA, c, chunks, CP)
@@ -277,7 +277,7 @@ class MovingSums:
 
     def _run(self, name: str, kernel: Any, *arguments: Any, **options: Any) -> None:
         """Run a kernel with a program for every chunk of some channels."""
-        (channels, warps), S = TILES[name], self.S
+        (channels, warps), S = (HALF_TILES if self.u.element_size() == 2 else TILES)[name], self.S
         grid = S.chunks, S.CP // channels, len(self.u)
         kernel[grid](S.local, S.table, *arguments, **options, CP=S.CP, BL=S.BL, BC=channels, num_warps=warps)
 
