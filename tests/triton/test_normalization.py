@@ -73,8 +73,8 @@ def test_factors_equal_the_plain_path(branches, affine, modes, P, lengths, skipp
     assert_equal(fast, exact)
 
     parts = double(P, N + 2, C)
-    sums = torch.zeros(0) if exact.sums is None else exact.sums
-    arguments = parts, exact.statistics, weights, skip, heights, sums, EPS
+    means = torch.zeros(0) if exact.means is None else exact.means
+    arguments = parts, exact.statistics, weights, skip, heights, means, EPS
     exact = normalization.backward_factors(*arguments, False, torch.float64)
     fast = normalization_triton.backward_factors(*map(to_device, arguments), torch.float64)
     assert_equal(fast, exact)

@@ -44,13 +44,13 @@ class Heights(NamedTuple):
 class ForwardFactors(NamedTuple):
     """The statistics, and the factors with which y = sum_b scale_b c_b + shift_b, all (N, C) but for the count.
 
-    With heights, the scale is that of m_b, and `sums` (2, N, C) are those of m_b and m_b^2.
+    With heights, the scale is that of m_b, and `means` (N, C) are those of m_b.
     """
 
     statistics: BatchStatistics
     scale: Tensor
     shift: Tensor
-    sums: Tensor | None
+    means: Tensor | None
 
 
 class BackwardFactors(NamedTuple):
@@ -81,14 +81,14 @@ def forward_factors(
     mean, var, count = mean_and_variance(sums, count, sync)
     weight, bias = _weight_and_bias(weights, sums.dtype)
     h = None if heights is None else heights.scaled(sums.dtype)
+    means = mean
     if h is not None:
         mean, var = h * mean, h.square() * var
     scale = weight * torch.rsqrt(var + eps)
     shift = bias - scale * mean
     unit = scale if h is None else h * scale
     unit, shift, mean, var, count = (x.to(dtype).contiguous() for x in (unit, shift, mean, var, count))
-    sums_of_heights = None if h is None else sums.to(dtype, copy=True)
-    return ForwardFactors(BatchStatistics(mean, var, count), unit, shift, sums_of_heights)
+    return ForwardFactors(BatchStatistics(mean, var, count), unit, shift, None if h is None else means.to(dtype))
 
 
 def backward_factors(
@@ -97,7 +97,7 @@ def backward_factors(
     weights: Sequence[BranchWeights],
     skip: Tensor | None,
     heights: Heights | None,
-    sums: Tensor,
+    means: Tensor,
     eps: float,
     sync: bool,
     dtype: torch.dtype,
@@ -105,7 +105,8 @@ def backward_factors(
     """Finalise the backward pass from partial sums, parts (P, N + 2, C): of g c_b for every branch, of g, and of g u.
 
     That is the backward of y = sum_b alpha_b (gamma_b (c_b - mean_b) / sqrt(var_b + eps) + beta_b) + skip u with g the
-    gradient of y. With heights, parts are of g m_b, and `sums` are those of the forward pass.
+    gradient of y. With heights, parts are of g m_b, `means` are those of the forward pass, and since scaling a branch
+    changes its output by eps only, so does the height: dh_b = s_b eps / (var_b + eps) sum of g (m_b - mean of m_b).
     """
     total = _total(parts)
     inner, g_sum, g_u = total[:-2], total[-2], total[-1]
@@ -122,8 +123,7 @@ def backward_factors(
     a = s * g_everywhere / count - q * mean
     dheights = None
     if heights is not None and h is not None:
-        unit = sums.to(total.dtype)
-        dh = s * inner - a * unit[0] - q * h * unit[1]
+        dh = s * eps * rstd.square() * (inner - means.to(total.dtype) * g_sum)
         s, q, a = h * s, h.square() * q, h * a
         dheights = _gradient_of_values(heights, dh)
     s, q, a = (x.to(dtype).contiguous() for x in (s, q, a))

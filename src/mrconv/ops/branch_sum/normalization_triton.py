@@ -50,7 +50,7 @@ def _height(values, factors, n, c, C, v_n, v_c):  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["P", "B", "values"])
 def _forward_kernel(  # type: ignore[no-untyped-def]
     parts, lengths, alpha, gamma, beta, alpha2, gamma2, beta2, heights, factors,
-    mean, var, count, scale, shift, sums, P, N, C, B, values, h_n, h_c,
+    mean, var, count, scale, shift, means, P, N, C, B, values, h_n, h_c,
     EPS: tl.constexpr, MASKED: tl.constexpr, TWO: tl.constexpr, GAMMA: tl.constexpr, BETA: tl.constexpr,
     HEIGHTS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
@@ -74,8 +74,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     m = first / valid
     v = tl.maximum(second / valid - m * m, 0.0)
     if HEIGHTS:
-        tl.store(sums + here, narrow(first, sums), c < C)
-        tl.store(sums + branches * C + here, narrow(second, sums), c < C)
+        tl.store(means + here, narrow(m, means), c < C)
         h = _height(heights, factors, n, c, C, h_n, h_c)
         m *= h
         v *= h * h
@@ -96,7 +95,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["P"])
 def _backward_kernel(  # type: ignore[no-untyped-def]
-    parts, mean, var, count, alpha, gamma, beta, alpha2, gamma2, beta2, heights, factors, sums,
+    parts, mean, var, count, alpha, gamma, beta, alpha2, gamma2, beta2, heights, factors, means,
     dalpha, dgamma, dbeta, dalpha2, dgamma2, dbeta2, dskip, dheights, out, P, N, C, h_n, h_c,
     EPS: tl.constexpr, TWO: tl.constexpr, GAMMA: tl.constexpr, BETA: tl.constexpr, SKIP: tl.constexpr,
     HEIGHTS: tl.constexpr, SIZE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -137,9 +136,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     q = s * rstd * dweight / valid
     a = s * g_sum / valid - q * m
     if HEIGHTS:
-        first = widen(tl.load(sums + here, c < C, 0.0))
-        second = widen(tl.load(sums + branches * C + here, c < C, 0.0))
-        dh = (s * inner - a * first - q * h * second) * tl.load(factors + n)
+        centred = inner - widen(tl.load(means + here, c < C, 0.0)) * g_sum
+        dh = s * EPS * rstd * rstd * centred * tl.load(factors + n)
         at = dheights + here * SIZE
         tl.store(at, narrow(dh, dheights), c < C)
         for e in tl.static_range(1, SIZE):
@@ -166,14 +164,14 @@ def forward_factors(
     lengths = count if isinstance(count, Tensor) else None
     mean, var, scale, shift = (parts.new_empty(N, C, dtype=dtype) for _ in range(4))
     valid = parts.new_empty((), dtype=dtype)
-    sums = None if heights is None else parts.new_empty(2, N, C, dtype=dtype)
+    means = None if heights is None else parts.new_empty(N, C, dtype=dtype)
     _forward_kernel[(N, triton.cdiv(C, CHANNELS))](
         parts, parts if lengths is None else lengths, *_flat(weights, parts), *_tables(heights, parts),
-        mean, var, valid, scale, shift, parts if sums is None else sums, P, len(weights[0].alpha), C,
+        mean, var, valid, scale, shift, parts if means is None else means, P, len(weights[0].alpha), C,
         1 if lengths is None else len(lengths), 1 if lengths is not None else count, *_strides(heights),
         EPS=eps, MASKED=lengths is not None, **_options(weights, heights), BP=PARTS, BC=CHANNELS, BB=SEQUENCES,
     )  # fmt: skip
-    return ForwardFactors(BatchStatistics(mean, var, valid), scale, shift, sums)
+    return ForwardFactors(BatchStatistics(mean, var, valid), scale, shift, means)
 
 
 def backward_factors(
@@ -182,7 +180,7 @@ def backward_factors(
     weights: Sequence[BranchWeights],
     skip: Tensor | None,
     heights: Heights | None,
-    sums: Tensor,
+    means: Tensor,
     eps: float,
     dtype: torch.dtype,
 ) -> BackwardFactors:
@@ -197,7 +195,7 @@ def backward_factors(
     dheights = None if heights is None else _empty_like(heights.values)
     out = parts.new_empty(3, N, C, dtype=dtype)
     _backward_kernel[(N, triton.cdiv(C, CHANNELS))](
-        parts, *statistics, *_flat(weights, parts), *_tables(heights, parts), sums, *_flat(dweights, parts), dskip,
+        parts, *statistics, *_flat(weights, parts), *_tables(heights, parts), means, *_flat(dweights, parts), dskip,
         parts if dheights is None else dheights, out, P, len(weights[0].alpha), C, *_strides(heights),
         EPS=eps, SKIP=skip is not None, SIZE=1 if heights is None else heights.values[0, 0].numel(),
         **_options(weights, heights), BP=PARTS, BC=CHANNELS,

@@ -233,7 +233,7 @@ def _forward(algorithm, triton, u, kernels, *rest):  # type: ignore[no-untyped-d
     else:
         factors = finalising.forward_factors(parts, valid_count(u, lengths), *arguments, sync, dtype)
     y = computation.output(factors.scale, skip, factors.shift)
-    saved = saved if factors.sums is None else factors.sums
+    saved = saved if factors.means is None else factors.means
     return y, *factors.statistics, u.new_empty(0, dtype=dtype) if saved is None else saved.to(dtype)
 
 
@@ -370,7 +370,7 @@ _OPS = {
         Algorithm.MOVING_SUM,
         "float[] factors, int[] widths",
         _moving_sum,
-        lambda u, kernels, N, *layout: (2, N, kernels.shape[1]),
+        lambda u, kernels, N, *layout: (N, kernels.shape[1]),
     ),
     Algorithm.MOVING_MODES: _register(
         Algorithm.MOVING_MODES, "int[] widths, int[] periods, float[] factors", _moving_modes
