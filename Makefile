@@ -14,7 +14,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 # Test processes and the commands they start share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test test-all test-timm test-gpu coverage lint docs demo clean
+.PHONY: install test test-all test-timm test-gpu test-interpreted coverage lint style types docs demo clean
 
 install: $(READY)
 
@@ -26,27 +26,35 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-# ruff, mypy, the import contracts of pyproject.toml, and codespell with its own dictionary and ours.
-lint: $(READY)
+lint: style types
+
+# ruff, the import contracts of pyproject.toml, and codespell with its own dictionary and ours.
+style: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell --dictionary=- --dictionary=.codespell/mrconv.txt src tests docs benchmarks examples *.md Makefile
+
+types: $(READY)
+	$(BIN)/mypy
 
 # The documentation site in build/site; needs no network, and any warning is an error.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The quick tests: every behaviour once. `make test T=tests/kernels` runs a part of them, without the linters.
+# mypy uses one core: it runs beside the interpreted kernels.
 ifdef T
 test: $(READY)
 	$(if $(findstring tests/triton,$(T)),TRITON_INTERPRET=1) $(PYTEST) $(T)
 else
-test: lint
-	$(TRITON) tests/triton
+test: style
+	@$(MAKE) --no-print-directory --jobs=2 types test-interpreted
 	$(PYTEST)
 endif
+
+test-interpreted: $(READY)
+	$(TRITON) tests/triton
 
 # All tests: whole grids of parameters, every preset, the kernels compiled for every kind of GPU, timm, docs.
 test-all: lint docs test-timm
