@@ -71,6 +71,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Train without drawing: figures take most of the time of a small run."""
+    monkeypatch.setattr("mrconv.training.loop.draw_run", lambda folder, result: None)
+
+
 def randomise(module):
     """Randomise statistics and parameters of every BatchNorm; initial ones would hide a wrong merge."""
     with torch.no_grad():

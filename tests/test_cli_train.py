@@ -21,6 +21,8 @@ from mrconv.training.module import NonFiniteError
 
 from .processes import Command
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 SETTINGS = [
     "task=listops",
     "task_options={train_size: 40, val_size: 10, test_size: 10, min_length: 10, max_length: 60, length: 64}",

@@ -19,6 +19,8 @@ from mrconv.training.scores import SCORES
 
 from .miniature import data, listops, small
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -17,6 +17,8 @@ from mrconv.training.scores import SCORES, RunningScore
 
 from .miniature import data, listops, stopping_trainer
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 SENTENCE = "the cat sat on the mat; the dog did not. "
 
 

@@ -14,6 +14,8 @@ from mrconv.training.scores import SCORES, RunningScore
 
 from .miniature import data, listops, small
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
     factors = [cosine_factor(step, 10, 110) for step in range(111)]

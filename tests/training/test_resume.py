@@ -18,12 +18,15 @@ import torch
 from mrconv.hub import read_json
 from mrconv.training import checkpoints, loop, rundir
 from mrconv.training.checkpoints import AtomicIO, latest_valid_checkpoint
+from mrconv.training.figures import draw_run
 from mrconv.training.module import NonFiniteError, Training
 from mrconv.training.scores import SCORES
 
 from ..conftest import slow_except
 from ..processes import Command
 from .miniature import listops, stopping_trainer
+
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def start_process(folder, epochs=3):
@@ -309,8 +312,7 @@ def test_a_run_does_not_resume_with_other_data(tmp_path, monkeypatch):
 
 def test_the_result_is_written_after_the_figures(tmp_path, monkeypatch):
     experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
-    draw_run, full = loop.draw_run, OSError(28, "No space left on device")
-    monkeypatch.setattr(loop, "draw_run", Mock(side_effect=full))
+    monkeypatch.setattr(loop, "draw_run", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         loop.train(experiment, folder, quiet=True)
     monkeypatch.setattr(loop, "draw_run", draw_run)
