@@ -5,7 +5,7 @@ import torch
 
 from mrconv import ops
 from mrconv.ops import Algorithm, Selection, Taps
-from mrconv.ops.branch_sum import spectral_triton
+from mrconv.ops.branch_sum import circle_triton, spectral_triton
 from mrconv.ops.fft_conv import triton_kernels as fft_triton
 
 from ..conftest import slow_except
@@ -20,7 +20,7 @@ def _slices(request, monkeypatch):
         monkeypatch.setattr(fft_triton.TritonEngine, "slice_bytes", 1)
         monkeypatch.setattr(fft_triton, "MAX_PAIRS", 1)
         monkeypatch.setattr(fft_triton, "WHOLE", 16)
-        monkeypatch.setattr(spectral_triton, "SLICE_BYTES", 1)
+        monkeypatch.setattr(circle_triton, "SLICE_BYTES", 1)
 
 
 @pytest.mark.usefixtures("_slices")
@@ -40,18 +40,19 @@ def test_fft_conv(L, B, K, lead, gelu):
 BRANCHES = [
     [range(1), range(2), range(4), range(8), range(16), range(128)],
     [range(3), range(6), range(12), range(-1, -4, -1), range(-1, -7, -1), range(-1, -150, -1)],
+    [range(-1, -4, -1), range(-1, -13, -1), range(-1, -20, -1)],
 ]
 
 
 @pytest.mark.usefixtures("_slices")
 @pytest.mark.parametrize("L", slow_except(LENGTHS, 1, 130))
-@pytest.mark.parametrize("lags", BRANCHES, ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("lags", BRANCHES, ids=["causal", "bidirectional", "anticausal"])
 @pytest.mark.parametrize(("masked", "channels_last", "skipped"), [(False, True, True), (True, False, False)])
 @pytest.mark.parametrize("short", [0, 8, 512])
 def test_branch_sum(L, lags, masked, channels_last, skipped, short, monkeypatch):
     monkeypatch.setattr(spectral_triton, "SHORT", short)
     monkeypatch.setattr(spectral_triton, "RELATIVE", 100)
-    monkeypatch.setattr(spectral_triton, "SPLITS", 2)  # fewer programs, for the interpreter
+    monkeypatch.setattr(circle_triton, "SPLITS", 2)  # fewer programs, for the interpreter
     u, lengths, mask = inputs(L, channels_last, masked)
     values = [double(5, len(at)) for at in lags]
 

@@ -1,8 +1,6 @@
-"""Triton kernels of the spectral algorithm: products of spectra, sums over the batch, and the gradients of taps.
+"""Triton kernels of the spectral algorithm: sums over the batch, the merged kernel, and the gradients of taps.
 
-Signals are pairs of sequences, spectra (R, C, n); weights are spectra of real kernels, (N, C, n / 2 + 1). A table has
-five numbers for each branch: first tap, taps that the input reaches, whether it is anticausal, its kind (1 if it is
-short, else -index among the long branches), and all taps.
+Signals are pairs of sequences, spectra (R, C, n). A table has five numbers for each branch, as in `spectral_triton.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +11,48 @@ import triton
 
 from .._triton import narrow, offsets, widen
 from ..fft_conv.triton_kernels import load_complex, load_weight, store_complex
+from .circle_triton import load_branch, load_taps
 
 
-@triton.jit
-def _branch(branches, k):  # type: ignore[no-untyped-def]
-    """Return a branch's first tap, its number of taps, and whether it is anticausal."""
-    return tl.load(branches + 5 * k), tl.load(branches + 5 * k + 1), tl.load(branches + 5 * k + 2)
-
-
-@triton.jit(do_not_specialize=["C", "taps"])
-def place_kernel(kernels, branches, out, C, taps, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store the kernels on circles of n positions, (N, C, n)."""
+@triton.jit(do_not_specialize=["C", "taps", "N"])
+def place_merged_kernel(  # type: ignore[no-untyped-def]
+    kernels, factors, skip, branches, out, C, taps, n, N, SKIP: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Store the sum of all kernels times factors (N, C), plus the skip, divided by n, on a circle of n positions."""
     i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    c, k = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    start, size, anticausal = _branch(branches, k)
-    tap = tl.where(anticausal != 0, n - 1 - i, i)
-    tl.store(out + (k * C + c) * n + i, tl.load(kernels + c * taps + start + tap, tap < size, 0.0), i < n)
+    c = tl.program_id(1).to(tl.int64)
+    total = tl.zeros([WIDTH], out.dtype.element_ty)
+    if SKIP:
+        total += tl.where(i == 0, tl.load(skip + c).to(total.dtype), 0.0)
+    for k in range(N):
+        start, size, anticausal = load_branch(branches, k)
+        tap = tl.where(anticausal != 0, n - 1 - i, i)
+        total += tl.load(factors + k * C + c) * load_taps(kernels, c, taps, start, size, tap)
+    tl.store(out + c * n + i, total / n, i < n)
+
+
+@triton.jit(do_not_specialize=["B", "C", "L", "first"])
+def edge_kernel(pairs, lengths, out, B, C, L, n, m, R, first, MASKED: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the inputs before the edge of each direction on circles of m positions, backwards in its time.
+
+    The j-th input before the edge is at -j, or -1 - j for causal branches, so that the outputs past the edge of a
+    kernel of at most m / 2 taps are at 0, 1, ..., and other outputs from m / 2 on.
+    """
+    start = tl.program_id(0) * WIDTH
+    i = start + tl.arange(0, WIDTH)
+    c = tl.program_id(1).to(tl.int64)
+    direction = first + tl.program_id(2) // R
+    p = tl.program_id(2) % R
+    j = tl.where(direction != 0, (m - i) % m, m - 1 - i)
+    inside = (j >= 0) & (j < m // 2)
+    row = pairs + (p * C + c) * 2 * n
+    end = tl.load(lengths + 2 * p).to(tl.int32) if MASKED else L
+    t = tl.where(direction != 0, j, end - 1 - j)
+    re = tl.load(row + 2 * t, inside & (t >= 0) & (t < L), 0.0)
+    end = tl.load(lengths + 2 * p + 1, 2 * p + 1 < B, 0).to(tl.int32) if MASKED else L
+    t = tl.where(direction != 0, j, end - 1 - j)
+    im = tl.load(row + 2 * t + 1, inside & (t >= 0) & (t < L), 0.0)
+    store_complex(out + (tl.program_id(2) * C + c) * 2 * m, start, m, re, im, WIDTH)
 
 
 @triton.jit(do_not_specialize=["B", "C", "L"])
@@ -62,99 +86,37 @@ def suffix_kernel(x, out, L, WIDTH: tl.constexpr):  # type: ignore[no-untyped-de
         carry += tl.sum(v, 0)
 
 
-@triton.jit(do_not_specialize=["R", "C", "G"])
-def product_kernel(  # type: ignore[no-untyped-def]
-    x, w, long, out, power, R, C, n, G, POWER: tl.constexpr, GP: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Store x times the spectra of the long branches, out[g, r, c]; if POWER, add the sum of |x|^2 to power[c]."""
-    start = tl.program_id(0) * WIDTH
-    f = start + tl.arange(0, WIDTH)
-    c = tl.program_id(1).to(tl.int64)
-    g = tl.arange(0, GP)[:, None]
-    k = tl.load(long + g, g < G, 0)
-    d, e = load_weight(w + (k * C + c) * (n + 2), f[None, :], n)
-    d, e = d / n, e / n
-    j = 2 * start + tl.arange(0, 2 * WIDTH)[None, :]
-    total = tl.zeros([WIDTH], x.dtype.element_ty)
-    for r in range(R):
-        a, b = load_complex(x + (r * C + c) * 2 * n, start, n, WIDTH)
-        if POWER:
-            total += a * a + b * b
-        a, b = a[None, :], b[None, :]
-        both = tl.interleave(a * d - b * e, a * e + b * d)
-        tl.store(out + ((g * R + r) * C + c) * 2 * n + j, both, (g < G) & (j < 2 * n))
-    if POWER:
-        tl.store(power + c * n + f, total + tl.load(power + c * n + f, f < n, 0.0), f < n)
-
-
-@triton.jit(do_not_specialize=["R", "C", "B", "L", "b0"])
-def energy_kernel(  # type: ignore[no-untyped-def]
-    y, branches, long, lengths, parts, R, C, n, B, L, b0, N, MASKED: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Add the sums of squares of the long branches' outputs to parts[s, 1]."""
-    c, g, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    k = tl.load(long + g)
-    masked = tl.load(branches + 5 * k + 2) == 0
-    total = tl.zeros([2 * WIDTH], y.dtype.element_ty)
-    blocks = tl.cdiv(L, WIDTH)
-    for i in range(s, R * blocks, tl.num_programs(2)):
-        r = (i // blocks).to(tl.int64)
-        j = 2 * (i % blocks) * WIDTH + tl.arange(0, 2 * WIDTH)
-        end = tl.zeros([2 * WIDTH], tl.int32) + L
-        if MASKED:
-            b = b0 + 2 * r + j % 2
-            end = tl.where(masked, tl.load(lengths + b, b < B, 0).to(tl.int32), end)
-        v = tl.load(y + ((g * R + r) * C + c) * 2 * n + j, j < 2 * end, 0.0)
-        total += v * v
-    at = parts + ((2 * s + 1) * N + k).to(tl.int64) * C + c
-    tl.store(at, tl.load(at) + tl.sum(total, 0))
-
-
 @triton.jit(do_not_specialize=["C", "L", "taps", "N"])
 def moment_kernel(  # type: ignore[no-untyped-def]
     kernels, sums, w, power, branches, parts, C, L, taps, n, N, WIDTH: tl.constexpr
 ):
-    """Store the sum of a branch's outputs and, if it is short, its energy without the edge."""
+    """Store the sum of a branch's outputs and, if it is on the short circle, add its energy without the edge."""
     c, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start, size, anticausal = _branch(branches, k)
+    start, size, anticausal = load_branch(branches, k)
     total = tl.zeros([WIDTH], tl.float64)
     for first in range(0, size, WIDTH):
         i = first + tl.arange(0, WIDTH)
         v = tl.load(kernels + c * taps + start + i, i < size, 0.0)
         total += widen(v * tl.load(sums + (anticausal * C + c) * L + i, i < size, 0.0))
     tl.store(parts + k * C + c, narrow(tl.sum(total, 0), parts))
-    if tl.load(branches + 5 * k + 3) > 0:
+    member = tl.load(branches + 5 * k + 3)
+    if member >= 0:
         energy = tl.zeros([WIDTH], w.dtype.element_ty)
         for first in range(0, n, WIDTH):
             f = first + tl.arange(0, WIDTH)
-            d, e = load_weight(w + (k * C + c) * (n + 2), f, n)
+            d, e = load_weight(w + (member * C + c) * (n + 2), f, n)
             energy += (d * d + e * e) * tl.load(power + c * n + f, f < n, 0.0)
-        tl.store(parts + (N + k) * C + c, tl.sum(energy, 0) / n)
-
-
-@triton.jit
-def _merged(w, factors, skip, c, f, C, n, N, SKIP: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the spectrum of the sum of all kernels times factors (N, C), plus the skip."""
-    re = tl.zeros([WIDTH], w.dtype.element_ty)
-    im = tl.zeros([WIDTH], w.dtype.element_ty)
-    if SKIP:
-        re += tl.load(skip + c).to(re.dtype)
-    for k in range(N):
-        d, e = load_weight(w + (k * C + c) * (n + 2), f, n)
-        factor = tl.load(factors + k * C + c)
-        re += factor * d
-        im += factor * e
-    return re, im
+        at = parts + (N + k) * C + c
+        tl.store(at, tl.load(at) + tl.sum(energy, 0) / n)
 
 
 @triton.jit(do_not_specialize=["R", "C", "N"])
-def merge_kernel(x, w, scale, shift, skip, R, C, n, N, SKIP: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Multiply x[r, c] by the spectrum of the merged kernel, divided by n; add the shifts at frequency 0."""
+def merge_kernel(x, w, shift, R, C, n, N, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Multiply x[r, c] by the spectrum w[c] of the merged kernel; add the shifts at frequency 0."""
     start = tl.program_id(0) * WIDTH
     c = tl.program_id(1).to(tl.int64)
     f = start + tl.arange(0, WIDTH)
-    d, e = _merged(w, scale, skip, c, f, C, n, N, SKIP, WIDTH)
-    d, e = d / n, e / n
+    d, e = load_weight(w + c * (n + 2), f, n)
     total = tl.zeros([], x.dtype.element_ty)
     for k in range(N):
         total += tl.load(shift + k * C + c)
@@ -184,115 +146,41 @@ def cross_kernel(x, g, power, cross, R, C, n, WIDTH: tl.constexpr):  # type: ign
     store_complex(cross + c * 2 * n, start, n, re, im, WIDTH)
 
 
-@triton.jit(do_not_specialize=["R", "C", "N"])
-def inner_kernel(w, cross, g, parts, R, C, n, N, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store the sums of g c_b for branches b < N, of g for b = N and of g u for b = N + 1."""
+@triton.jit(do_not_specialize=["R", "C", "taps", "N"])
+def inner_kernel(kernels, dk, g, branches, parts, R, C, taps, n, N, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the sums of g c_b for branches b < N, of g for b = N and of g u for b = N + 1; dk / n is that of k_rep."""
     c, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    total = tl.zeros([WIDTH], w.dtype.element_ty)
+    total = tl.zeros([WIDTH], g.dtype.element_ty)
     if k == N:
         for first in range(0, R, WIDTH):
             r = first + tl.arange(0, WIDTH)
             at = g + (r.to(tl.int64) * C + c) * 2 * n
             total += tl.load(at, r < R, 0.0) + tl.load(at + 1, r < R, 0.0)
         tl.store(parts + k * C + c, tl.sum(total, 0))
+    elif k > N:
+        tl.store(parts + k * C + c, tl.load(dk + c * 2 * n) / n)
     else:
-        for first in range(0, n, WIDTH):
-            f = first + tl.arange(0, WIDTH)
-            a, b = load_complex(cross + c * 2 * n, first, n, WIDTH)
-            if k < N:
-                d, e = load_weight(w + (k * C + c) * (n + 2), f, n)
-                total += a * d + b * e
-            else:
-                total += a
+        start, size, anticausal = load_branch(branches, k)
+        for first in range(0, size, WIDTH):
+            i = first + tl.arange(0, WIDTH)
+            at = tl.where(anticausal != 0, n - 1 - i, i)
+            v = tl.load(kernels + c * taps + start + i, i < size, 0.0)
+            total += v * tl.load(dk + 2 * (c * n + at), i < size, 0.0)
         tl.store(parts + k * C + c, tl.sum(total, 0) / n)
 
 
-@triton.jit(do_not_specialize=["R", "C", "B", "L", "first", "b0"])
-def mask_kernel(y, branches, long, lengths, R, C, n, B, L, first, b0, MASKED: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Zero the long branches' outputs past the end."""
-    c, r, g = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    causal = tl.load(branches + 5 * tl.load(long + g) + 2) == 0
-    for start in range(first, n, WIDTH):
-        j = 2 * start + tl.arange(0, 2 * WIDTH)
-        end = tl.zeros([2 * WIDTH], tl.int32) + L
-        if MASKED:
-            b = b0 + 2 * r + j % 2
-            end = tl.where(causal, tl.load(lengths + b, b < B, 0).to(tl.int32), end)
-        tl.store(y + ((g * R + r) * C + c) * 2 * n + j, tl.zeros([2 * WIDTH], y.dtype.element_ty),
-                 (j >= 2 * end) & (j < 2 * n))  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["R", "C", "N", "G"])
-def input_gradient_kernel(  # type: ignore[no-untyped-def]
-    x, g, t, w, s, q, skip, branches, long, cross, R, C, n, N, G,
-    SKIP: tl.constexpr, GP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Replace g by the spectrum of du, divided by n, and add conj(x) t, summed over signals, to cross.
-
-    That is conj(sum_b s_b K_b + skip) g - sum_short q_b |K_b|^2 x - sum_long q_b conj(K_b) t_b.
-    """
+@triton.jit(do_not_specialize=["C", "M"])
+def square_kernel(w, q, members, out, C, n, M, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store sum_b q_b |K_b|^2 over all members, complex (C, n / 2 + 1)."""
     start = tl.program_id(0) * WIDTH
     f = start + tl.arange(0, WIDTH)
     c = tl.program_id(1).to(tl.int64)
-    near_re, near_im = _merged(w, s, skip, c, f, C, n, N, SKIP, WIDTH)
-    energy = tl.zeros([WIDTH], x.dtype.element_ty)
-    for k in range(N):
-        if tl.load(branches + 5 * k + 3) > 0:
-            d, e = load_weight(w + (k * C + c) * (n + 2), f, n)
-            energy += tl.load(q + k * C + c) * (d * d + e * e)
-    i = tl.arange(0, GP)[:, None]
-    k = tl.load(long + i, i < G, 0)
-    d, e = load_weight(w + (k * C + c) * (n + 2), f[None, :], n)
-    factor = tl.load(q + k * C + c, i < G, 0.0)
-    d, e = factor * d, factor * e
-    j = 2 * start + tl.arange(0, 2 * WIDTH)[None, :]
-    inside = (i < G) & (j < 2 * n)
-    at = cross + (i * C + c) * 2 * n + j
-    cross_re, cross_im = tl.split(tl.reshape(tl.load(at, inside, 0.0), [GP, WIDTH, 2]))
-    for r in range(R):
-        here = (r * C + c) * 2 * n
-        a, b = load_complex(x + here, start, n, WIDTH)
-        re, im = load_complex(g + here, start, n, WIDTH)
-        re, im = re * near_re + im * near_im - energy * a, im * near_re - re * near_im - energy * b
-        both = tl.load(t + ((i * R + r) * C + c) * 2 * n + j, inside, 0.0)
-        u, v = tl.split(tl.reshape(both, [GP, WIDTH, 2]))
-        re -= tl.sum(u * d + v * e, 0)
-        im -= tl.sum(v * d - u * e, 0)
-        a, b = a[None, :], b[None, :]
-        cross_re += a * u + b * v
-        cross_im += a * v - b * u
-        store_complex(g + here, start, n, re / n, im / n, WIDTH)
-    tl.store(at, tl.interleave(cross_re, cross_im), inside)
-
-
-@triton.jit
-def _real_part(x, f, n, inside):  # type: ignore[no-untyped-def]
-    """Load the spectrum of the real part of a signal, at frequencies up to n / 2."""
-    far = tl.where(f == 0, 0, n - f)
-    re = tl.load(x + 2 * f, inside, 0.0) + tl.load(x + 2 * far, inside, 0.0)
-    return 0.5 * re, 0.5 * (tl.load(x + 2 * f + 1, inside, 0.0) - tl.load(x + 2 * far + 1, inside, 0.0))
-
-
-@triton.jit(do_not_specialize=["C"])
-def tap_spectrum_kernel(  # type: ignore[no-untyped-def]
-    w, cross, power, long_cross, s, q, branches, C, n, WIDTH: tl.constexpr
-):
-    """Replace a kernel's spectrum by that of its gradient, without edge and constant, divided by n."""
-    f = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    c, k = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    inside = f <= n // 2
-    at = w + (k * C + c) * (n + 2) + 2 * f
-    index = tl.load(branches + 5 * k + 3)  # 1 for a short branch, else -index among the long ones
-    if index > 0:
-        far = tl.where(f == 0, 0, n - f)
-        square = 0.5 * (tl.load(power + c * n + f, inside, 0.0) + tl.load(power + c * n + far, inside, 0.0))
-        d, e = square * tl.load(at, inside, 0.0), square * tl.load(at + 1, inside, 0.0)
-    else:
-        d, e = _real_part(long_cross + (-index * C + c) * 2 * n, f, n, inside)
-    a, b = _real_part(cross + c * 2 * n, f, n, inside)
-    s, q = tl.load(s + k * C + c), tl.load(q + k * C + c)
-    tl.store(at, (s * a - q * d) / n, inside)
-    tl.store(at + 1, (s * b - q * e) / n, inside)
+    total = tl.zeros([WIDTH], w.dtype.element_ty)
+    for member in range(M):
+        k = tl.load(members + member)
+        d, e = load_weight(w + (member * C + c) * (n + 2), f, n)
+        total += tl.load(q + k * C + c, k >= 0, 0.0) * (d * d + e * e)
+    store_complex(out + c * (n + 2), start, n // 2 + 1, total, tl.zeros_like(total), WIDTH)
 
 
 @triton.jit(do_not_specialize=["C", "L", "taps", "N"])
@@ -304,7 +192,7 @@ def step_kernel(kernels, a, branches, out, C, L, taps, N, WIDTH: tl.constexpr): 
         i = first + tl.arange(0, WIDTH)
         total = tl.zeros([WIDTH], tl.float64)
         for k in range(N):
-            start, size, other = _branch(branches, k)
+            start, size, other = load_branch(branches, k)
             if (other == anticausal) & (size > first):
                 v = tl.load(kernels + c * taps + start + i, i < size, 0.0)
                 total += widen(tl.load(a + k * C + c) * v)
@@ -315,30 +203,36 @@ def step_kernel(kernels, a, branches, out, C, L, taps, N, WIDTH: tl.constexpr): 
 
 @triton.jit(do_not_specialize=["C", "L", "taps"])
 def tap_gradient_kernel(  # type: ignore[no-untyped-def]
-    circles, sums, tails, a, q, branches, out, C, L, taps, n, WIDTH: tl.constexpr
+    long, short, dk, sums, tails, s, a, q, branches, out, C, L, taps, n, m, WIDTH: tl.constexpr
 ):
-    """Store the gradient of a branch's taps: from its circle, the constants and, if it is short, its tail."""
+    """Store the gradient of a branch's taps: from dk / n, its circle, the constants and, if it is short, its tail."""
     i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     c, k = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    start, size, anticausal = _branch(branches, k)
+    start, size, anticausal = load_branch(branches, k)
     length = tl.load(branches + 5 * k + 4)  # of the whole kernel: taps beyond `size` act on nothing
     if tl.program_id(0) * WIDTH < length:
         inside = i < size
-        v = tl.load(circles + (k * C + c) * n + tl.where(anticausal != 0, n - 1 - i, i), inside, 0.0)
+        at = tl.where(anticausal != 0, n - 1 - i, i)
+        v = tl.load(s + k * C + c) * tl.load(dk + 2 * (c * n + at), inside, 0.0) / n
         v -= tl.load(a + k * C + c) * tl.load(sums + (anticausal * C + c) * L + i, inside, 0.0)
-        if tl.load(branches + 5 * k + 3) > 0:
+        member = tl.load(branches + 5 * k + 3)
+        if member >= 0:
+            v += tl.load(short + (member * C + c) * m + i, inside, 0.0)
             v += tl.load(q + k * C + c) * tl.load(tails + c * taps + start + i, inside, 0.0)
+        else:
+            v += tl.load(long + ((-1 - member) * C + c) * n + at, inside, 0.0)
         tl.store(out + c * taps + start + i, v, i < length)
 
 
 @triton.jit(do_not_specialize=["B", "C", "L", "reach"])
 def output_kernel(  # type: ignore[no-untyped-def]
-    y, steps, tails, lengths, out, B, C, L, n, reach, o_b, o_c, o_l,
-    CAUSAL: tl.constexpr, ANTICAUSAL: tl.constexpr, MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+    y, steps, tails, edges, lengths, out, B, C, L, n, m, reach, o_b, o_c, o_l, CAUSAL: tl.constexpr,
+    ANTICAUSAL: tl.constexpr, EDGES: tl.constexpr, MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Store the input's gradient: pairs in time, plus the constants' part and the tails' part in each direction.
+    """Store the input's gradient: pairs in time, plus the constants' part and the tails' parts in each direction.
 
-    CAUSAL and ANTICAUSAL are 0 without branches in this direction, 2 with short ones, else 1.
+    CAUSAL and ANTICAUSAL are 0 without branches in this direction, 2 with short ones, else 1. With EDGES, there are
+    pairs around the edges on circles of m positions, in the layout of `edge_kernel`.
     """
     start = tl.program_id(0) * BL
     t = start + tl.arange(0, BL)
@@ -361,10 +255,16 @@ def output_kernel(  # type: ignore[no-untyped-def]
             v += tl.load(steps + channel * L + j, inside & (j >= 0), 0.0)
             if CAUSAL == 2:
                 v += tl.load(tails + (b * C + channel) * reach + j, inside & (j >= 0) & (j < reach), 0.0)
+            if EDGES:
+                near = inside & (j >= 0) & (j < m // 2)
+                v += tl.load(edges + ((p * C + channel) * m + m - 1 - j) * 2 + odd, near, 0.0)
         if ANTICAUSAL:
             j = t[:, None]
             v += tl.load(steps + (C + channel) * L + j - 1, inside & (j >= 1), 0.0)
             if ANTICAUSAL == 2:
                 first = tl.where(CAUSAL == 2, B, 0)
                 v += tl.load(tails + ((first + b) * C + channel) * reach + j, inside & (j < reach), 0.0)
+            if EDGES:
+                row = (tl.where(CAUSAL > 0, tl.num_programs(2), 0) + p) * C + channel
+                v += tl.load(edges + (row * m + (m - j) % m) * 2 + odd, inside & (j < m // 2), 0.0)
         tl.store(out + b * o_b + offsets(t, c, o_l, o_c), narrow(v, out), inside)

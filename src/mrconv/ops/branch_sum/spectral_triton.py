@@ -1,9 +1,13 @@
 """Branches of dense kernels by FFT, on a GPU; by Triton and cuFFT.
 
-The energies of short branches come from the input's power spectrum, minus the tails past the edge of the input, which
-`tails_triton.py` computes. Tails of the longest branches are as long as the input; their outputs are computed instead,
-by an inverse FFT, and transformed again in the backward pass. Kernels are placed on a circle of n positions, an
-anticausal tap i at n - 1 - i, so that a product of spectra is a convolution in the input's time for both directions.
+Long branches lie on a circle of n >= 2 L positions, an anticausal tap i at n - 1 - i, so that a product of spectra is a
+convolution in the input's time for both directions. Their outputs are computed by an inverse FFT, and transformed again
+in the backward pass.
+
+Other branches lie on a circle of m positions, at least twice as many as they have taps. Their energies come from the
+input's autocorrelation at lags below m / 2, minus the tails past the edge of the input. The tails of short branches
+come from matrices (`tails_triton.py`). Those of the rest are outputs too, on the same circle, whose inputs are those
+next to the edges.
 """
 
 from __future__ import annotations
@@ -11,53 +15,67 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fft import irfft, rfft
+from torch.nn import functional as F
 
 import triton
 
 from .._common import INTERPRETED, compute_dtype
 from ..fft_conv.triton_kernels import aligned_length, pack, unpack
+from . import circle_triton
 from . import spectral_kernels_triton as launch
+from .circle_triton import VECTOR, Circle, CirclePlan
 from .tails_triton import TailPlan, Tails, tail_plan
 
 SHORT, RELATIVE = 256, 1.4  # a branch is short if it has at most SHORT taps, and at most RELATIVE sqrt(B L)
-SLICE_BYTES = 2**31  # of the outputs of long branches in memory at a time, about
-WIDTH = 512  # frequencies per program, times branches
-VECTOR = 1024  # positions that a program processes at a time, in sums over one kernel
+LONG = 4  # a branch that is not short is long if the circles of its tails and of the input differ by less than this
+WIDTH = 512  # frequencies per program
 SUM_TIME, SUM_CHANNELS = 16, 32  # of a tile that is summed over the batch
 TILE_TIME, TILE_CHANNELS = 32, 64  # of a tile that is transposed
-SPLITS = 16  # programs that sum the energy of one channel
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Constants of the branches, on a device; the kind of a short branch is 1, of a long one -index among these."""
+    """Constants of the branches, on a device."""
 
     tails: TailPlan | None
     directions: tuple[int, ...]  # 0 without branches in this direction, 2 with short ones, else 1
-    branches: Tensor  # (N, 5): first tap, taps that the input reaches, anticausal, kind, all taps
-    long: Tensor  # indices of the long branches
+    branches: Tensor  # (N, 5): first tap, taps that the input reaches, anticausal, member (long: -1 - member), all taps
+    long: CirclePlan
+    short: CirclePlan | None
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(sizes: tuple[int, ...], causal: int, L: int, limit: int, device: torch.device) -> Plan:
+    n, N = aligned_length(2 * L), len(sizes)
     starts = tuple(itertools.accumulate(sizes, initial=0))[:-1]
     cut = tuple(min(size, L - (k >= causal)) for k, size in enumerate(sizes))
-    short = tuple(k for k, size in enumerate(cut) if size <= limit)
-    long = [k for k in range(len(sizes)) if k not in short]
-    tails = tail_plan(short, cut, starts, causal, device) if short else None
+    short = tuple(k for k in range(N) if cut[k] <= limit)
+    medium = [k for k in range(N) if k not in short and LONG * aligned_length(2 * cut[k]) <= n]
+    long = [k for k in range(N) if k not in short and k not in medium]
+    both = [[k for k in medium if (k >= causal) == anticausal] for anticausal in (False, True)]
+    both = [each for each, count in zip(both, (causal, N - causal), strict=True) if count]
+    windowed = max(map(len, both))
+    edges = [k for each in both for k in (*each, *[-1] * (windowed - len(each)))]
+    near = [*edges, *short]
     table = [
-        (starts[k], size, int(k >= causal), 1 if k in short else -long.index(k), sizes[k]) for k, size in enumerate(cut)
+        (starts[k], cut[k], int(k >= causal), -1 - long.index(k) if k in long else near.index(k), sizes[k])
+        for k in range(N)
     ]
-    both = range(causal), range(causal, len(sizes))
-    directions = tuple(2 if any(k in short for k in each) else int(len(each) > 0) for each in both)
+    directions = tuple(
+        2 if any(k in short for k in each) else int(len(each) > 0) for each in (range(causal), range(causal, N))
+    )
+    tails = tail_plan(short, cut, starts, causal, device) if short else None
+    m = aligned_length(2 * max((cut[k] for k in near if k >= 0), default=1))
     with torch.inference_mode(False):
-        tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, long)]
-        return Plan(tails, directions, *tables)
+        tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, long or [-1], near)]
+    circles = CirclePlan(n, tables[1], 1, len(long)), CirclePlan(m, tables[2], len(both), windowed) if near else None
+    return Plan(tails, directions, tables[0], *circles)
 
 
 class SpectralBranchesTriton:
@@ -69,32 +87,36 @@ class SpectralBranchesTriton:
         dtype = compute_dtype(u, kernels)
         self.u, self.kernels, self.lengths, self.N = u, kernels.to(dtype).contiguous(), lengths, len(sizes)
         self.B, self.C, self.L = u.shape
-        self.n = aligned_length(2 * self.L)
         limit = min(SHORT, int(RELATIVE * math.sqrt(self.B * self.L)))
         if dtype == torch.float64 and not INTERPRETED:
             limit = -1  # Triton has no products of float64 matrices on a GPU
         self.plan = _plan(tuple(sizes), causal, self.L, limit, u.device)
-        self.longest = max(sizes)
-        placed = self.kernels.new_empty(self.N, self.C, self.n)
-        launch.place_kernel[triton.cdiv(self.n, VECTOR), self.C, self.N](
-            self.kernels, self.plan.branches, placed, self.C, kernels.shape[1], self.n, WIDTH=VECTOR
-        )
-        self.weights = torch.view_as_real(torch.fft.rfft(placed))
+        self.n, self.longest = self.plan.long.n, max(sizes)
         self.pairs = pack(u, self.n, dtype)
         self.spectrum = torch.fft.fft(self.pairs)
+        self.masks = u if lengths is None else lengths
+        shared = self.plan.branches, self.kernels, u, lengths
+        self.long, self.short, self.edges = Circle(self.plan.long, *shared, tails=False), None, None
+        if self.plan.short is not None:
+            self.short = Circle(self.plan.short, *shared, tails=True)
+            self.edges = self._edge_spectrum(self.short) if self.short.outputs else None
         self.sums = self._edge_sums()
         tails = self.plan.tails
         self.tails = None if tails is None else Tails(self.pairs, self.kernels, lengths, self.B, self.L, tails)
-        self.masks = u if lengths is None else lengths
 
     @property
     def _masked(self) -> bool:
         return self.lengths is not None
 
-    @property
-    def _group(self) -> int:
-        """The number of long branches, padded."""
-        return triton.next_power_of_2(max(1, len(self.plan.long)))
+    def _edge_spectrum(self, circle: Circle) -> Tensor:
+        """Return the spectra of the inputs next to the edges, (directions, R, C, m)."""
+        R, groups = len(self.pairs), circle.plan.groups
+        edges = self.pairs.new_empty(groups, R, self.C, circle.n)
+        launch.edge_kernel[triton.cdiv(circle.n, VECTOR), self.C, groups * R](
+            torch.view_as_real(self.pairs), self.masks, torch.view_as_real(edges), self.B, self.C, self.L, self.n,
+            circle.n, R, int(self.plan.directions[0] == 0), MASKED=self._masked, WIDTH=VECTOR,
+        )  # fmt: skip
+        return torch.fft.fft(edges)
 
     def _edge_sums(self) -> Tensor:
         """Return the sums over batch and time of the inputs that each tap multiplies, (2, C, L)."""
@@ -107,37 +129,45 @@ class SpectralBranchesTriton:
         launch.suffix_kernel[(2 * self.C,)](totals, sums, self.L, WIDTH=VECTOR)
         return sums
 
-    def _long_outputs(self, power: Tensor | None) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield for some pairs at a time the first sequence, their spectra, and the long branches' outputs in time.
+    def _merged(self, factors: Tensor, skip: Tensor | None) -> Tensor:
+        """Return the spectrum of the sum of all kernels times factors (N, C), plus the skip, divided by n."""
+        placed = self.kernels.new_empty(self.C, self.n)
+        launch.place_merged_kernel[triton.cdiv(self.n, VECTOR), self.C](
+            self.kernels, factors, factors if skip is None else skip, self.plan.branches, placed, *self.kernels.shape,
+            self.n, self.N, SKIP=skip is not None, WIDTH=VECTOR,
+        )  # fmt: skip
+        return torch.view_as_real(rfft(placed))
 
-        Adds the power of these pairs to `power`.
-        """
-        G, R = len(self.plan.long), len(self.spectrum)
-        size = max(1, SLICE_BYTES // max(1, G * self.C * self.n * self.spectrum.element_size()))
-        for start in range(0, R, size):
-            x = self.spectrum[start : start + size]
-            out = x.new_empty(G, *x.shape)
-            width = max(32, WIDTH // self._group)
-            launch.product_kernel[triton.cdiv(self.n, width), self.C](
-                torch.view_as_real(x), self.weights, self.plan.long, torch.view_as_real(out),
-                self.weights if power is None else power, len(x), self.C, self.n, G,
-                POWER=power is not None, GP=self._group, WIDTH=width,
-            )  # fmt: skip
-            yield 2 * start, x, torch.fft.ifft(out, norm="forward") if G else out
+    def _short_power(self, power: Tensor) -> Tensor:
+        """Return the power spectrum of the short circle, (C, m): that of the autocorrelation at lags below m / 2."""
+        if self.short is None:
+            return power
+        correlation = rfft(power, norm="forward").real
+        return irfft(correlation[:, : self.short.n // 2 + 1], self.short.n, norm="forward")
+
+    def _square(self, q: Tensor) -> Tensor | None:
+        """Return sum_b q_b |K_b|^2 over the branches on the short circle, on the long one, (C, n)."""
+        if self.short is None:
+            return None
+        m, members = self.short.n, self.short.plan.members
+        square = torch.empty(self.C, m // 2 + 1, 2, device=q.device, dtype=q.dtype)
+        launch.square_kernel[triton.cdiv(m // 2 + 1, WIDTH), self.C](
+            self.short.weights, q, members, square, self.C, m, len(members), WIDTH=WIDTH
+        )
+        lags = irfft(torch.view_as_complex(square), m)[:, : m // 2]
+        return irfft(F.pad(lags, (0, self.n // 2 + 1 - m // 2)), self.n, norm="forward")
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return partial sums of c_b and of c_b^2, (P, 2, N, C), and half of the tails' derivatives, like kernels."""
         power = self.kernels.new_zeros(self.C, self.n)
-        parts = self.kernels.new_zeros(SPLITS, 2, self.N, self.C)
-        for b0, _, y in self._long_outputs(power):
-            if len(y):
-                launch.energy_kernel[self.C, len(y), SPLITS](
-                    torch.view_as_real(y), self.plan.branches, self.plan.long, self.masks, parts, y.shape[1], self.C,
-                    self.n, self.B, self.L, b0, self.N, MASKED=self._masked, WIDTH=WIDTH,
-                )  # fmt: skip
+        parts = self.kernels.new_zeros(circle_triton.SPLITS, 2, self.N, self.C)
+        self.long.add_energies(self.spectrum[None], parts, power)
+        short = self.long if self.short is None else self.short
+        if self.edges is not None:
+            short.add_energies(self.edges, parts)
         launch.moment_kernel[self.C, self.N](
-            self.kernels, self.sums, self.weights, power, self.plan.branches, parts, self.C, self.L,
-            self.kernels.shape[1], self.n, self.N, WIDTH=VECTOR,
+            self.kernels, self.sums, short.weights, self._short_power(power), self.plan.branches, parts, self.C,
+            self.L, self.kernels.shape[1], short.n, self.N, WIDTH=VECTOR,
         )  # fmt: skip
         saved = torch.zeros_like(self.kernels)
         if self.tails is not None:
@@ -149,9 +179,8 @@ class SpectralBranchesTriton:
         y = torch.empty_like(self.u)
         x = torch.view_as_real(self.spectrum)
         launch.merge_kernel[triton.cdiv(self.n, WIDTH), self.C](
-            x, self.weights, scale, shift, x if skip is None else skip, len(x), self.C, self.n, self.N,
-            SKIP=skip is not None, WIDTH=WIDTH,
-        )  # fmt: skip
+            x, self._merged(scale, skip), shift, len(x), self.C, self.n, self.N, WIDTH=WIDTH
+        )
         unpack(torch.fft.ifft(self.spectrum, norm="forward"), y)
         return y
 
@@ -159,46 +188,32 @@ class SpectralBranchesTriton:
         """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
         self.g = torch.fft.fft(pack(grad, self.n, self.kernels.dtype))
         self.power = self.kernels.new_empty(self.C, self.n)
-        self.cross = self.kernels.new_empty(self.C, self.n, 2)
+        cross = self.kernels.new_empty(self.C, self.n, 2)
         g, R = torch.view_as_real(self.g), len(self.g)
         launch.cross_kernel[triton.cdiv(self.n, WIDTH), self.C](
-            torch.view_as_real(self.spectrum), g, self.power, self.cross, R, self.C, self.n, WIDTH=WIDTH
+            torch.view_as_real(self.spectrum), g, self.power, cross, R, self.C, self.n, WIDTH=WIDTH
         )
+        self.dk = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(cross), norm="forward"))
         parts = self.kernels.new_empty(1, self.N + 2, self.C)
         launch.inner_kernel[self.C, self.N + 2](
-            self.weights, self.cross, g, parts, R, self.C, self.n, self.N, WIDTH=VECTOR
+            self.kernels, self.dk, g, self.plan.branches, parts, R, *self.kernels.shape, self.n, self.N, WIDTH=VECTOR
         )
         return parts
 
     def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of u and of the kernels for dc_b = s_b g - a_b - q_b c_b; overwrites the spectra."""
-        G, taps, plan = len(self.plan.long), self.kernels.shape[1], self.plan
-        long_cross = self.cross.new_zeros(max(1, G), self.C, self.n, 2)
-        first = 0 if self._masked else self.L
-        width = max(32, WIDTH // self._group)
-        for b0, x, y in self._long_outputs(None):
-            t = y
-            if G:
-                launch.mask_kernel[self.C, y.shape[1], G](
-                    torch.view_as_real(y), plan.branches, plan.long, self.masks, y.shape[1], self.C, self.n, self.B,
-                    self.L, first, b0, MASKED=self._masked, WIDTH=VECTOR,
-                )  # fmt: skip
-                t = torch.fft.fft(y)
-            g = self.g[b0 // 2 : b0 // 2 + len(x)]
-            launch.input_gradient_kernel[triton.cdiv(self.n, width), self.C](
-                *(torch.view_as_real(z) for z in (x, g, t)), self.weights, s, q, s if skip is None else skip,
-                plan.branches, plan.long, long_cross, len(x), self.C, self.n, self.N, G,
-                SKIP=skip is not None, GP=self._group, WIDTH=width,
-            )  # fmt: skip
+        merged, power = self._merged(s, skip), self._short_power(self.power)
+        long = self.long.gradients(self.spectrum[None], self.g[None], merged, self._square(q), power, q)
+        short = long
+        if self.short is not None:
+            edges = self.spectrum[None, :0] if self.edges is None else self.edges
+            short = self.short.gradients(edges, edges, merged, None, power, q)
         du = torch.empty_like(self.u)
         self._write_input_gradient(du, q, a)
-        launch.tap_spectrum_kernel[triton.cdiv(self.n // 2 + 1, VECTOR), self.C, self.N](
-            self.weights, self.cross, self.power, long_cross, s, q, plan.branches, self.C, self.n, WIDTH=VECTOR
-        )
-        circles = torch.fft.irfft(torch.view_as_complex(self.weights), self.n, norm="forward")
         dkernels = torch.empty_like(self.kernels)
         launch.tap_gradient_kernel[triton.cdiv(self.longest, VECTOR), self.C, self.N](
-            circles, self.sums, saved, a, q, plan.branches, dkernels, self.C, self.L, taps, self.n, WIDTH=VECTOR,
+            long, short, self.dk, self.sums, saved, s, a, q, self.plan.branches, dkernels, self.C, self.L,
+            self.kernels.shape[1], self.n, short.shape[-1], WIDTH=VECTOR,
         )  # fmt: skip
         return du, dkernels
 
@@ -210,8 +225,10 @@ class SpectralBranchesTriton:
             self.kernels, a, self.plan.branches, steps, self.C, self.L, self.kernels.shape[1], self.N, WIDTH=VECTOR
         )
         y = torch.view_as_real(torch.fft.ifft(self.g, norm="forward"))
+        edges = y if self.edges is None else torch.view_as_real(torch.fft.ifft(self.edges, norm="forward"))
+        causal, anticausal = self.plan.directions
         launch.output_kernel[triton.cdiv(self.L, TILE_TIME), triton.cdiv(self.C, TILE_CHANNELS), len(y)](
-            y, steps, tails, self.masks, du, self.B, self.C, self.L, self.n, tails.shape[-1], *du.stride(),
-            CAUSAL=self.plan.directions[0], ANTICAUSAL=self.plan.directions[1], MASKED=self._masked, BL=TILE_TIME,
-            BC=TILE_CHANNELS,
+            y, steps, tails, edges, self.masks, du, self.B, self.C, self.L, self.n, edges.shape[-2], tails.shape[-1],
+            *du.stride(), CAUSAL=causal, ANTICAUSAL=anticausal, EDGES=self.edges is not None, MASKED=self._masked,
+            BL=TILE_TIME, BC=TILE_CHANNELS,
         )  # fmt: skip
