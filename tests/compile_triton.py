@@ -80,6 +80,8 @@ def main(capability):
         layer(torch.randn(2, 512, 32, requires_grad=True), lengths).sum().backward()
     layer = MRConv(32, 20000, kernel_size=8, bidirectional=True, combine="concat", backend="triton")
     layer(torch.randn(2, 16384, 32, requires_grad=True)).sum().backward()
+    layer = MRConv(32, 5000, kernel_size=32, bidirectional=True, backend="triton")  # FFTs in rows, tails by FFT
+    layer(torch.randn(2, 5000, 32, requires_grad=True)).sum().backward()
     for dtype in (torch.float32, torch.bfloat16):
         u = torch.randn(2, 32, 1100, dtype=dtype)
         ops.moving_sum_conv(u, torch.randn(4, 32), [1.0] * 4, [1, 8, 300, 1000], None, torch.zeros(32), gelu=True)

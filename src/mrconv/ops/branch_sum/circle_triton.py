@@ -17,7 +17,16 @@ from torch.fft import irfft, rfft
 
 import triton
 
-from ..fft_conv.triton_kernels import load_complex, load_weight, store_complex
+from ..fft_conv.triton_kernels import (
+    frequency,
+    join_rows,
+    load_complex,
+    load_weight,
+    rows_of,
+    split_rows,
+    store_complex,
+    twiddle,
+)
 
 SLICE_BYTES = 2**31  # of outputs in memory at a time, about
 WIDTH = 512  # frequencies per program, times branches
@@ -50,11 +59,12 @@ def _place_kernel(kernels, branches, members, out, C, taps, n, TURN: tl.constexp
 
 @triton.jit(do_not_specialize=["R", "C", "G"])
 def _product_kernel(  # type: ignore[no-untyped-def]
-    x, w, out, power, R, C, n, G, x_d, POWER: tl.constexpr, GP: tl.constexpr, WIDTH: tl.constexpr
-):
+    x, w, out, power, R, C, n, G, x_d,
+    POWER: tl.constexpr, ROWS: tl.constexpr, GP: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Store x[d, r, c] times the windowed members, out[g, d, r, c]; if POWER, add the sum of |x|^2 to power[c]."""
     start = tl.program_id(0) * WIDTH
-    f = start + tl.arange(0, WIDTH)
+    f = frequency(start + tl.arange(0, WIDTH), n, ROWS)
     c = tl.program_id(1).to(tl.int64)
     direction = tl.program_id(2)
     g = tl.arange(0, GP)[:, None]
@@ -83,51 +93,83 @@ def _windowed(member, branches, members, G, groups):  # type: ignore[no-untyped-
     return member % G * groups + member // G, k, tl.load(branches + 5 * tl.maximum(k, 0) + 2) == 0
 
 
+@triton.jit
+def _ends(lengths, b, B, window, causal, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the ends of the windows of a pair of sequences, b and b + 1."""
+    first, second = window, window
+    if MASKED:
+        first = tl.where(causal, tl.load(lengths + b).to(tl.int32), window)
+        second = tl.where(causal, tl.load(lengths + b + 1, b + 1 < B, 0).to(tl.int32), window)
+    return first, second
+
+
+@triton.jit
+def _load_window(y, start, n, first, second, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load positions in time, zero past the ends: those at `start` and, if there are four rows, those one row later."""
+    m = n // ROWS
+    t = start + tl.arange(0, WIDTH)
+    a, b = load_complex(y, start, m, WIDTH)
+    d, e = a, b
+    if ROWS > 1:
+        d, e = load_complex(y + 2 * m, start, m, WIDTH)
+        h, j = load_complex(y + 4 * m, start, m, WIDTH)
+        q, r = load_complex(y + 6 * m, start, m, WIDTH)
+        cos, sin = twiddle(t, n, y.dtype.element_ty)
+        a, b, d, e = join_rows(a, b, d, e, h, j, q, r, cos, sin)
+    d, e = tl.where(t + m < first, d, 0.0), tl.where(t + m < second, e, 0.0)
+    return tl.where(t < first, a, 0.0), tl.where(t < second, b, 0.0), d, e
+
+
 @triton.jit(do_not_specialize=["R", "C", "B", "window", "b0", "G", "groups"])
 def _energy_kernel(  # type: ignore[no-untyped-def]
     y, branches, members, lengths, parts, R, C, n, B, window, b0, N, G, groups,
-    TAILS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    TAILS: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add the sums of squares of the outputs in the window to parts[s, 1]; subtract them if they are TAILS."""
     c, s = tl.program_id(0).to(tl.int64), tl.program_id(2)
     g, k, causal = _windowed(tl.program_id(1), branches, members, G, groups)
     if k >= 0:
-        total = tl.zeros([2 * WIDTH], y.dtype.element_ty)
-        blocks = tl.cdiv(window, WIDTH)
+        total = tl.zeros([WIDTH], y.dtype.element_ty)
+        blocks = tl.cdiv(tl.minimum(window, n // ROWS), WIDTH)
         for i in range(s, R * blocks, tl.num_programs(2)):
             r = (i // blocks).to(tl.int64)
-            j = 2 * (i % blocks) * WIDTH + tl.arange(0, 2 * WIDTH)
-            end = tl.zeros([2 * WIDTH], tl.int32) + window
-            if MASKED:
-                b = b0 + 2 * r + j % 2
-                end = tl.where(causal, tl.load(lengths + b, b < B, 0).to(tl.int32), end)
-            v = tl.load(y + ((g * R + r) * C + c) * 2 * n + j, j < 2 * end, 0.0)
-            total += v * v
+            first, second = _ends(lengths, b0 + 2 * r, B, window, causal, MASKED)
+            row = y + ((g * R + r) * C + c) * 2 * n
+            a, b, d, e = _load_window(row, i % blocks * WIDTH, n, first, second, ROWS, WIDTH)
+            total += a * a + b * b + d * d + e * e
         at = parts + ((2 * s + 1) * N + k).to(tl.int64) * C + c
         tl.store(at, tl.load(at) + tl.where(TAILS, -1, 1) * tl.sum(total, 0))
 
 
-@triton.jit(do_not_specialize=["R", "C", "B", "window", "first", "b0", "G", "groups"])
+@triton.jit(do_not_specialize=["R", "C", "B", "window", "start", "b0", "G", "groups"])
 def _mask_kernel(  # type: ignore[no-untyped-def]
-    y, branches, members, lengths, R, C, n, B, window, first, b0, G, groups, MASKED: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Zero the outputs past the window."""
+    y, branches, members, lengths, R, C, n, B, window, start, b0, G, groups,
+    MASKED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Zero the outputs past the window, from `start` on; rows in time become rows for the next FFT."""
     c, r = tl.program_id(0).to(tl.int64), tl.program_id(1)
     g, _, causal = _windowed(tl.program_id(2), branches, members, G, groups)
-    for start in range(first, n, WIDTH):
-        j = 2 * start + tl.arange(0, 2 * WIDTH)
-        end = tl.zeros([2 * WIDTH], tl.int32) + window
-        if MASKED:
-            b = b0 + 2 * r + j % 2
-            end = tl.where(causal, tl.load(lengths + b, b < B, 0).to(tl.int32), end)
-        tl.store(y + ((g * R + r) * C + c) * 2 * n + j, tl.zeros([2 * WIDTH], y.dtype.element_ty),
-                 (j >= 2 * end) & (j < 2 * n))  # fmt: skip
+    first, second = _ends(lengths, b0 + 2 * r, B, window, causal, MASKED)
+    row, m = y + ((g * R + r) * C + c) * 2 * n, n // ROWS
+    for at in range(start, m, WIDTH):
+        if ROWS == 1:
+            j = 2 * at + tl.arange(0, 2 * WIDTH)
+            end = tl.where(j % 2 == 0, first, second)
+            tl.store(row + j, tl.zeros([2 * WIDTH], y.dtype.element_ty), (j >= 2 * end) & (j < 2 * n))
+        else:
+            a, b, d, e = _load_window(row, at, n, first, second, ROWS, WIDTH)
+            cos, sin = twiddle(at + tl.arange(0, WIDTH), n, y.dtype.element_ty)
+            re0, im0, re1, im1, re2, im2, re3, im3 = split_rows(a, b, d, e, cos, sin)
+            store_complex(row, at, m, re0, im0, WIDTH)
+            store_complex(row + 2 * m, at, m, re1, im1, WIDTH)
+            store_complex(row + 4 * m, at, m, re2, im2, WIDTH)
+            store_complex(row + 6 * m, at, m, re3, im3, WIDTH)
 
 
 @triton.jit(do_not_specialize=["R", "C", "G"])
 def _input_gradient_kernel(  # type: ignore[no-untyped-def]
     x, g, t, w, merged, square, q, members, cross, R, C, n, G, x_d,
-    TAILS: tl.constexpr, SQUARE: tl.constexpr, GP: tl.constexpr, WIDTH: tl.constexpr,
+    TAILS: tl.constexpr, SQUARE: tl.constexpr, ROWS: tl.constexpr, GP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add conj(x) t, summed over signals, to cross, and store the gradient by the input, divided by n, in g.
 
@@ -135,7 +177,7 @@ def _input_gradient_kernel(  # type: ignore[no-untyped-def]
     TAILS it is the last sum with the opposite sign.
     """
     start = tl.program_id(0) * WIDTH
-    f = start + tl.arange(0, WIDTH)
+    f = frequency(start + tl.arange(0, WIDTH), n, ROWS)
     c = tl.program_id(1).to(tl.int64)
     direction = tl.program_id(2)
     if not TAILS:
@@ -151,8 +193,8 @@ def _input_gradient_kernel(  # type: ignore[no-untyped-def]
     d, e = factor * d, factor * e
     j = 2 * start + tl.arange(0, 2 * WIDTH)[None, :]
     inside = (i < G) & (j < 2 * n)
-    at = cross + (member * C + c) * 2 * n + j
-    cross_re, cross_im = tl.split(tl.reshape(tl.load(at, inside, 0.0), [GP, WIDTH, 2]))
+    at, there = cross + ((member * C + c) * n + f[None, :]) * 2, (i < G) & (f < n)[None, :]
+    cross_re, cross_im = tl.load(at, there, 0.0), tl.load(at + 1, there, 0.0)
     for r in range(R):
         here = direction * x_d + (r * C + c) * 2 * n
         a, b = load_complex(x + here, start, n, WIDTH)
@@ -167,7 +209,8 @@ def _input_gradient_kernel(  # type: ignore[no-untyped-def]
         cross_re += a * u + b * v
         cross_im += a * v - b * u
         store_complex(g + here, start, n, re, im, WIDTH)
-    tl.store(at, tl.interleave(cross_re, cross_im), inside)
+    tl.store(at, cross_re, there)
+    tl.store(at + 1, cross_im, there)
 
 
 @triton.jit
@@ -231,7 +274,7 @@ class Circle:
         self.plan, self.n, self.branches, self.tails = plan, plan.n, branches, tails
         (self.B, self.C, L), self.masked = u.shape, lengths is not None and not tails
         self.window, self.lengths = plan.n // 2 if tails else L, branches if lengths is None else lengths
-        self.outputs = plan.groups * plan.windowed
+        self.outputs, self.rows = plan.groups * plan.windowed, 1 if tails else rows_of(plan.n)
         placed = kernels.new_empty(len(plan.members), self.C, self.n)
         _place_kernel[triton.cdiv(self.n, VECTOR), self.C, len(placed)](
             kernels, branches, plan.members, placed, *kernels.shape, self.n, TURN=not tails, WIDTH=VECTOR
@@ -239,6 +282,14 @@ class Circle:
         self.weights = torch.view_as_real(rfft(placed))
         self.padded = triton.next_power_of_2(max(1, plan.windowed))
         self.width = max(32, WIDTH // self.padded)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """Transform signals (..., n), divided into rows, into spectra."""
+        return torch.fft.fft(x.unflatten(-1, (self.rows, -1))).flatten(-2)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """Transform spectra back into signals, divided into rows, times n."""
+        return torch.fft.ifft(x.unflatten(-1, (self.rows, -1)), norm="forward").flatten(-2)
 
     def slices(self, spectrum: Tensor, power: Tensor | None = None) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield the first of some pairs at a time, their spectra (groups, R, C, n), and the outputs in time.
@@ -252,9 +303,9 @@ class Circle:
             _product_kernel[triton.cdiv(self.n, self.width), self.C, len(x)](
                 torch.view_as_real(x), self.weights, torch.view_as_real(y), self.weights if power is None else power,
                 x.shape[1], self.C, self.n, self.plan.windowed, 2 * x.stride(0),
-                POWER=power is not None, GP=self.padded, WIDTH=self.width,
+                POWER=power is not None, ROWS=self.rows, GP=self.padded, WIDTH=self.width,
             )  # fmt: skip
-            yield start, x, torch.fft.ifft(y, norm="forward") if len(y) else y
+            yield start, x, self.inverse(y) if len(y) else y
 
     def add_energies(self, spectrum: Tensor, parts: Tensor, power: Tensor | None = None) -> None:
         """Add the energies of outputs to parts (P, 2, N, C), or subtract those of tails; `power` as in `slices`."""
@@ -263,27 +314,29 @@ class Circle:
                 _energy_kernel[self.C, self.outputs, SPLITS](
                     torch.view_as_real(y), self.branches, self.plan.members, self.lengths, parts, y.shape[2], self.C,
                     self.n, self.B, self.window, 2 * start, parts.shape[2], self.plan.windowed, self.plan.groups,
-                    TAILS=self.tails, MASKED=self.masked, WIDTH=WIDTH,
+                    TAILS=self.tails, MASKED=self.masked, ROWS=self.rows, WIDTH=WIDTH,
                 )  # fmt: skip
 
     def gradients(
         self, spectrum: Tensor, g: Tensor, merged: Tensor, square: Tensor | None, power: Tensor, q: Tensor
     ) -> Tensor:
         """Write the spectrum of the input's gradient to g; return the gradients of the members, (members, C, n)."""
-        plan, first = self.plan, 0 if self.masked else self.window
+        plan, begin = self.plan, 0 if self.masked or self.rows > 1 else self.window
         cross = self.weights.new_zeros(max(1, self.outputs), self.C, self.n, 2)
         for start, x, y in self.slices(spectrum):
             R, t = x.shape[1], y
             if len(y):
                 _mask_kernel[self.C, R, self.outputs](
                     torch.view_as_real(y), self.branches, plan.members, self.lengths, R, self.C, self.n, self.B,
-                    self.window, first, 2 * start, plan.windowed, plan.groups, MASKED=self.masked, WIDTH=VECTOR,
+                    self.window, begin, 2 * start, plan.windowed, plan.groups, MASKED=self.masked, ROWS=self.rows,
+                    WIDTH=WIDTH,
                 )  # fmt: skip
-                t = torch.fft.fft(y)
+                t = self.transform(y)
             _input_gradient_kernel[triton.cdiv(self.n, self.width), self.C, len(x)](
                 *(torch.view_as_real(z) for z in (x, g[:, start : start + R], t)), self.weights, merged,
                 merged if square is None else square, q, plan.members, cross, R, self.C, self.n, plan.windowed,
-                2 * x.stride(0), TAILS=self.tails, SQUARE=square is not None, GP=self.padded, WIDTH=self.width,
+                2 * x.stride(0), TAILS=self.tails, SQUARE=square is not None, ROWS=self.rows, GP=self.padded,
+                WIDTH=self.width,
             )  # fmt: skip
         _tap_spectrum_kernel[triton.cdiv(self.n // 2 + 1, VECTOR), self.C, len(plan.members)](
             self.weights, cross, power, q, plan.members, self.C, self.n, self.outputs, TAILS=self.tails, WIDTH=VECTOR

@@ -10,7 +10,15 @@ import triton.language as tl
 import triton
 
 from .._triton import narrow, offsets, widen
-from ..fft_conv.triton_kernels import load_complex, load_weight, store_complex
+from ..fft_conv.triton_kernels import (
+    frequency,
+    join_rows,
+    load_complex,
+    load_signal,
+    load_weight,
+    store_complex,
+    twiddle,
+)
 from .circle_triton import load_branch, load_taps
 
 
@@ -31,28 +39,34 @@ def place_merged_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + c * n + i, total / n, i < n)
 
 
-@triton.jit(do_not_specialize=["B", "C", "L", "first"])
-def edge_kernel(pairs, lengths, out, B, C, L, n, m, R, first, MASKED: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store the inputs before the edge of each direction on circles of m positions, backwards in its time.
+@triton.jit(do_not_specialize=["B", "C", "L", "R", "first"])
+def edge_kernel(  # type: ignore[no-untyped-def]
+    x, lengths, out, B, C, L, m, R, first, x_b, x_c, x_l, MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr
+):
+    """Store the inputs before the edge of each direction on circles of m positions, backwards in its time, in pairs.
 
     The j-th input before the edge is at -j, or -1 - j for causal branches, so that the outputs past the edge of a
     kernel of at most m / 2 taps are at 0, 1, ..., and other outputs from m / 2 on.
     """
-    start = tl.program_id(0) * WIDTH
-    i = start + tl.arange(0, WIDTH)
-    c = tl.program_id(1).to(tl.int64)
+    start = tl.program_id(0) * BL
+    i = start + tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
     direction = first + tl.program_id(2) // R
-    p = tl.program_id(2) % R
     j = tl.where(direction != 0, (m - i) % m, m - 1 - i)
-    inside = (j >= 0) & (j < m // 2)
-    row = pairs + (p * C + c) * 2 * n
-    end = tl.load(lengths + 2 * p).to(tl.int32) if MASKED else L
-    t = tl.where(direction != 0, j, end - 1 - j)
-    re = tl.load(row + 2 * t, inside & (t >= 0) & (t < L), 0.0)
-    end = tl.load(lengths + 2 * p + 1, 2 * p + 1 < B, 0).to(tl.int32) if MASKED else L
-    t = tl.where(direction != 0, j, end - 1 - j)
-    im = tl.load(row + 2 * t + 1, inside & (t >= 0) & (t < L), 0.0)
-    store_complex(out + (tl.program_id(2) * C + c) * 2 * m, start, m, re, im, WIDTH)
+    re, im = tl.zeros([BC, BL], out.dtype.element_ty), tl.zeros([BC, BL], out.dtype.element_ty)
+    for odd in tl.static_range(2):
+        b = (2 * (tl.program_id(2) % R) + odd).to(tl.int64)
+        end = tl.load(lengths + b, b < B, 0).to(tl.int32) if MASKED else L
+        t = tl.where(direction != 0, j, end - 1 - j)
+        inside = ((j >= 0) & (j < m // 2) & (t >= 0) & (t < L))[:, None] & (c < tl.where(b < B, C, 0))[None, :]
+        v = tl.trans(tl.load(x + b * x_b + offsets(t, c, x_l, x_c), inside, 0.0).to(out.dtype.element_ty))
+        if odd == 0:
+            re = v
+        else:
+            im = v
+    k = 2 * start + tl.arange(0, 2 * BL)
+    row = (tl.program_id(2) * C + c.to(tl.int64)) * 2 * m
+    tl.store(out + row[:, None] + k[None, :], tl.interleave(re, im), (c < C)[:, None] & (k < 2 * m)[None, :])
 
 
 @triton.jit(do_not_specialize=["B", "C", "L"])
@@ -111,11 +125,11 @@ def moment_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["R", "C", "N"])
-def merge_kernel(x, w, shift, R, C, n, N, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def merge_kernel(x, w, shift, R, C, n, N, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Multiply x[r, c] by the spectrum w[c] of the merged kernel; add the shifts at frequency 0."""
     start = tl.program_id(0) * WIDTH
     c = tl.program_id(1).to(tl.int64)
-    f = start + tl.arange(0, WIDTH)
+    f = frequency(start + tl.arange(0, WIDTH), n, ROWS)
     d, e = load_weight(w + c * (n + 2), f, n)
     total = tl.zeros([], x.dtype.element_ty)
     for k in range(N):
@@ -128,10 +142,10 @@ def merge_kernel(x, w, shift, R, C, n, N, WIDTH: tl.constexpr):  # type: ignore[
 
 
 @triton.jit(do_not_specialize=["R", "C"])
-def cross_kernel(x, g, power, cross, R, C, n, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def cross_kernel(x, g, power, cross, R, C, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Store power[c] = sum_r |x[r, c]|^2 and cross[c] = sum_r conj(x[r, c]) g[r, c]."""
     start = tl.program_id(0) * WIDTH
-    f = start + tl.arange(0, WIDTH)
+    f = frequency(start + tl.arange(0, WIDTH), n, ROWS)
     c = tl.program_id(1).to(tl.int64)
     total = tl.zeros([WIDTH], x.dtype.element_ty)
     re = tl.zeros([WIDTH], x.dtype.element_ty)
@@ -143,7 +157,8 @@ def cross_kernel(x, g, power, cross, R, C, n, WIDTH: tl.constexpr):  # type: ign
         re += a * d + b * e
         im += a * e - b * d
     tl.store(power + c * n + f, total, f < n)
-    store_complex(cross + c * 2 * n, start, n, re, im, WIDTH)
+    tl.store(cross + 2 * (c * n + f), re, f < n)
+    tl.store(cross + 2 * (c * n + f) + 1, im, f < n)
 
 
 @triton.jit(do_not_specialize=["R", "C", "taps", "N"])
@@ -224,23 +239,12 @@ def tap_gradient_kernel(  # type: ignore[no-untyped-def]
         tl.store(out + c * taps + start + i, v, i < length)
 
 
-@triton.jit(do_not_specialize=["B", "C", "L", "reach"])
-def output_kernel(  # type: ignore[no-untyped-def]
-    y, steps, tails, edges, lengths, out, B, C, L, n, m, reach, o_b, o_c, o_l, CAUSAL: tl.constexpr,
-    ANTICAUSAL: tl.constexpr, EDGES: tl.constexpr, MASKED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+@triton.jit
+def _store_gradient(  # type: ignore[no-untyped-def]
+    re, im, t, c, p, steps, tails, edges, lengths, out, B, C, L, m, reach, o_b, o_c, o_l,
+    CAUSAL: tl.constexpr, ANTICAUSAL: tl.constexpr, EDGES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Store the input's gradient: pairs in time, plus the constants' part and the tails' parts in each direction.
-
-    CAUSAL and ANTICAUSAL are 0 without branches in this direction, 2 with short ones, else 1. With EDGES, there are
-    pairs around the edges on circles of m positions, in the layout of `edge_kernel`.
-    """
-    start = tl.program_id(0) * BL
-    t = start + tl.arange(0, BL)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    p = tl.program_id(2).to(tl.int64)
-    k = 2 * start + tl.arange(0, 2 * BL)
-    both = tl.load(y + ((p * C + c) * (2 * n))[:, None] + k[None, :], (c < C)[:, None] & (k < 2 * n)[None, :], 0.0)
-    re, im = tl.split(tl.reshape(both, [BC, BL, 2]))
+    """Store the input's gradient at positions t, given as (channels, positions), plus what each direction adds."""
     for odd in tl.static_range(2):
         if odd == 0:
             v = tl.trans(re)
@@ -252,12 +256,12 @@ def output_kernel(  # type: ignore[no-untyped-def]
         if CAUSAL:
             end = tl.load(lengths + b, b < B, 0).to(tl.int32) if MASKED else L
             j = (end - 1 - t)[:, None]
-            v += tl.load(steps + channel * L + j, inside & (j >= 0), 0.0)
+            before = inside & (j >= 0)
+            v += tl.load(steps + channel * L + j, before, 0.0)
             if CAUSAL == 2:
-                v += tl.load(tails + (b * C + channel) * reach + j, inside & (j >= 0) & (j < reach), 0.0)
+                v += tl.load(tails + (b * C + channel) * reach + j, before & (j < reach), 0.0)
             if EDGES:
-                near = inside & (j >= 0) & (j < m // 2)
-                v += tl.load(edges + ((p * C + channel) * m + m - 1 - j) * 2 + odd, near, 0.0)
+                v += tl.load(edges + ((p * C + channel) * m + m - 1 - j) * 2 + odd, before & (j < m // 2), 0.0)
         if ANTICAUSAL:
             j = t[:, None]
             v += tl.load(steps + (C + channel) * L + j - 1, inside & (j >= 1), 0.0)
@@ -268,3 +272,39 @@ def output_kernel(  # type: ignore[no-untyped-def]
                 row = (tl.where(CAUSAL > 0, tl.num_programs(2), 0) + p) * C + channel
                 v += tl.load(edges + (row * m + (m - j) % m) * 2 + odd, inside & (j < m // 2), 0.0)
         tl.store(out + b * o_b + offsets(t, c, o_l, o_c), narrow(v, out), inside)
+
+
+@triton.jit(do_not_specialize=["B", "C", "L", "reach"])
+def output_kernel(  # type: ignore[no-untyped-def]
+    y, steps, tails, edges, lengths, out, B, C, L, n, m, reach, o_b, o_c, o_l, CAUSAL: tl.constexpr,
+    ANTICAUSAL: tl.constexpr, EDGES: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, BL: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """Store the input's gradient: pairs in time, plus the constants' part and the tails' parts in each direction.
+
+    CAUSAL and ANTICAUSAL are 0 without branches in this direction, 2 with short ones, else 1. With EDGES, there are
+    pairs around the edges on circles of m positions, in the layout of `edge_kernel`.
+    """
+    start = tl.program_id(0) * BL
+    i = start + tl.arange(0, BL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    p = tl.program_id(2).to(tl.int64)
+    k = 2 * start + tl.arange(0, 2 * BL)
+    length = n // ROWS
+    inside = (c < C)[:, None] & (k < 2 * length)[None, :]
+    a, b = load_signal(y, p, c, k, C, n, inside, BL, BC)
+    t = tl.where(i < length, i, L)
+    if ROWS > 1:
+        d, e = load_signal(y + 2 * length, p, c, k, C, n, inside, BL, BC)
+        h, j = load_signal(y + 4 * length, p, c, k, C, n, inside, BL, BC)
+        q, r = load_signal(y + 6 * length, p, c, k, C, n, inside, BL, BC)
+        cos, sin = twiddle(i, n, y.dtype.element_ty)
+        a, b, d, e = join_rows(a, b, d, e, h, j, q, r, cos[None, :], sin[None, :])
+        _store_gradient(
+            d, e, t + length, c, p, steps, tails, edges, lengths, out, B, C, L, m, reach, o_b, o_c, o_l,
+            CAUSAL, ANTICAUSAL, EDGES, MASKED,
+        )  # fmt: skip
+    _store_gradient(
+        a, b, t, c, p, steps, tails, edges, lengths, out, B, C, L, m, reach, o_b, o_c, o_l,
+        CAUSAL, ANTICAUSAL, EDGES, MASKED,
+    )  # fmt: skip

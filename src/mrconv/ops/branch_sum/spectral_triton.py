@@ -26,7 +26,15 @@ from torch.nn import functional as F
 import triton
 
 from .._common import INTERPRETED, compute_dtype
-from ..fft_conv.triton_kernels import aligned_length, pack, unpack
+from ..fft_conv.triton_kernels import (
+    ROWS_CHANNELS,
+    ROWS_TIME,
+    TILE_CHANNELS,
+    TILE_TIME,
+    aligned_length,
+    pack,
+    unpack,
+)
 from . import circle_triton
 from . import spectral_kernels_triton as launch
 from .circle_triton import VECTOR, Circle, CirclePlan
@@ -36,7 +44,6 @@ SHORT, RELATIVE = 256, 1.4  # a branch is short if it has at most SHORT taps, an
 LONG = 4  # a branch that is not short is long if the circles of its tails and of the input differ by less than this
 WIDTH = 512  # frequencies per program
 SUM_TIME, SUM_CHANNELS = 16, 32  # of a tile that is summed over the batch
-TILE_TIME, TILE_CHANNELS = 32, 64  # of a tile that is transposed
 
 
 @dataclass(frozen=True)
@@ -92,31 +99,36 @@ class SpectralBranchesTriton:
             limit = -1  # Triton has no products of float64 matrices on a GPU
         self.plan = _plan(tuple(sizes), causal, self.L, limit, u.device)
         self.n, self.longest = self.plan.long.n, max(sizes)
-        self.pairs = pack(u, self.n, dtype)
-        self.spectrum = torch.fft.fft(self.pairs)
         self.masks = u if lengths is None else lengths
         shared = self.plan.branches, self.kernels, u, lengths
-        self.long, self.short, self.edges = Circle(self.plan.long, *shared, tails=False), None, None
+        self.long, self.short = Circle(self.plan.long, *shared, tails=False), None
+        self.spectrum = self._spectrum(u)
+        self.tails, self.edges = None, None
         if self.plan.short is not None:
             self.short = Circle(self.plan.short, *shared, tails=True)
-            self.edges = self._edge_spectrum(self.short) if self.short.outputs else None
+            edges = self._edges(self.plan.short)
+            self.edges = self.short.transform(edges) if self.short.outputs else None
+            if self.plan.tails is not None:
+                self.tails = Tails(edges, self.kernels, self.B, self.plan.tails)
         self.sums = self._edge_sums()
-        tails = self.plan.tails
-        self.tails = None if tails is None else Tails(self.pairs, self.kernels, lengths, self.B, self.L, tails)
 
     @property
     def _masked(self) -> bool:
         return self.lengths is not None
 
-    def _edge_spectrum(self, circle: Circle) -> Tensor:
-        """Return the spectra of the inputs next to the edges, (directions, R, C, m)."""
-        R, groups = len(self.pairs), circle.plan.groups
-        edges = self.pairs.new_empty(groups, R, self.C, circle.n)
-        launch.edge_kernel[triton.cdiv(circle.n, VECTOR), self.C, groups * R](
-            torch.view_as_real(self.pairs), self.masks, torch.view_as_real(edges), self.B, self.C, self.L, self.n,
-            circle.n, R, int(self.plan.directions[0] == 0), MASKED=self._masked, WIDTH=VECTOR,
+    def _spectrum(self, x: Tensor) -> Tensor:
+        """Return the spectra of pairs of sequences of x (B, C, L) on the long circle, (R, C, n)."""
+        return self.long.transform(pack(x, self.n, self.kernels.dtype, self.long.rows))
+
+    def _edges(self, circle: CirclePlan) -> Tensor:
+        """Return pairs of the inputs next to the edges, (directions, R, C, m)."""
+        R, groups, m = len(self.spectrum), circle.groups, circle.n
+        edges = self.spectrum.new_empty(groups, R, self.C, m)
+        launch.edge_kernel[triton.cdiv(m, TILE_TIME), triton.cdiv(self.C, TILE_CHANNELS), groups * R](
+            self.u, self.masks, torch.view_as_real(edges), self.B, self.C, self.L, m, R,
+            int(self.plan.directions[0] == 0), *self.u.stride(), MASKED=self._masked, BL=TILE_TIME, BC=TILE_CHANNELS,
         )  # fmt: skip
-        return torch.fft.fft(edges)
+        return edges
 
     def _edge_sums(self) -> Tensor:
         """Return the sums over batch and time of the inputs that each tap multiplies, (2, C, L)."""
@@ -179,19 +191,19 @@ class SpectralBranchesTriton:
         y = torch.empty_like(self.u)
         x = torch.view_as_real(self.spectrum)
         launch.merge_kernel[triton.cdiv(self.n, WIDTH), self.C](
-            x, self._merged(scale, skip), shift, len(x), self.C, self.n, self.N, WIDTH=WIDTH
+            x, self._merged(scale, skip), shift, len(x), self.C, self.n, self.N, ROWS=self.long.rows, WIDTH=WIDTH
         )
-        unpack(torch.fft.ifft(self.spectrum, norm="forward"), y)
+        unpack(self.long.inverse(self.spectrum), y, self.long.rows)
         return y
 
     def products(self, grad: Tensor) -> Tensor:
         """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
-        self.g = torch.fft.fft(pack(grad, self.n, self.kernels.dtype))
+        self.g = self._spectrum(grad)
         self.power = self.kernels.new_empty(self.C, self.n)
         cross = self.kernels.new_empty(self.C, self.n, 2)
         g, R = torch.view_as_real(self.g), len(self.g)
         launch.cross_kernel[triton.cdiv(self.n, WIDTH), self.C](
-            torch.view_as_real(self.spectrum), g, self.power, cross, R, self.C, self.n, WIDTH=WIDTH
+            torch.view_as_real(self.spectrum), g, self.power, cross, R, self.C, self.n, ROWS=self.long.rows, WIDTH=WIDTH
         )
         self.dk = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(cross), norm="forward"))
         parts = self.kernels.new_empty(1, self.N + 2, self.C)
@@ -224,11 +236,14 @@ class SpectralBranchesTriton:
         launch.step_kernel[self.C, 2](
             self.kernels, a, self.plan.branches, steps, self.C, self.L, self.kernels.shape[1], self.N, WIDTH=VECTOR
         )
-        y = torch.view_as_real(torch.fft.ifft(self.g, norm="forward"))
-        edges = y if self.edges is None else torch.view_as_real(torch.fft.ifft(self.edges, norm="forward"))
+        y, rows = torch.view_as_real(self.long.inverse(self.g)), self.long.rows
+        edges = y
+        if self.short is not None and self.edges is not None:
+            edges = torch.view_as_real(self.short.inverse(self.edges))
         causal, anticausal = self.plan.directions
-        launch.output_kernel[triton.cdiv(self.L, TILE_TIME), triton.cdiv(self.C, TILE_CHANNELS), len(y)](
+        time, channels = (TILE_TIME, TILE_CHANNELS) if rows == 1 else (ROWS_TIME, ROWS_CHANNELS)
+        launch.output_kernel[triton.cdiv(min(self.L, self.n // rows), time), triton.cdiv(self.C, channels), len(y)](
             y, steps, tails, edges, self.masks, du, self.B, self.C, self.L, self.n, edges.shape[-2], tails.shape[-1],
             *du.stride(), CAUSAL=causal, ANTICAUSAL=anticausal, EDGES=self.edges is not None, MASKED=self._masked,
-            BL=TILE_TIME, BC=TILE_CHANNELS,
+            ROWS=rows, BL=time, BC=channels,
         )  # fmt: skip

@@ -6,7 +6,7 @@ u[t + 1], the tail's energy is k' D k. D[i, j] is the cumulative sum along a dia
 sequences. The gradient of the taps is 2 D k. That of v is 2 v M, where M is the cumulative sum of k k' along diagonals,
 from the end. D and M do not depend on the batch, and one D serves all branches.
 
-The input is a batch of pairs of sequences, as `fft_conv` packs them.
+The inputs next to the edges are pairs of sequences, in the layout of `edge_kernel`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ DIAGONALS = 32  # per program of one warp, which walks along them
 
 
 @triton.jit
-def _edge(pairs, lengths, c, b, j, B, C, L, n, anticausal, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _edge(edges, c, b, j, B, C, m, groups, anticausal):  # type: ignore[no-untyped-def]
     """Load the j-th inputs before the edge of sequences b."""
-    end = tl.load(lengths + b, b < B, 0).to(tl.int32)[:, None] if MASKED else L
-    t = tl.where(anticausal != 0, j[None, :], end - 1 - j[None, :])
-    row = ((b // 2).to(tl.int64) * C + c) * 2 * n + b % 2
-    return tl.load(pairs + row[:, None] + 2 * t, (b < B)[:, None] & (t >= 0) & (t < L), 0.0)
+    row = ((anticausal % groups * tl.cdiv(B, 2) + b // 2).to(tl.int64) * C + c) * 2 * m + b % 2
+    t = tl.where(anticausal != 0, (m - j) % m, m - 1 - j)
+    return tl.load(edges + row[:, None] + 2 * t[None, :], (b < B)[:, None] & (j < m // 2)[None, :], 0.0)
 
 
-@triton.jit(do_not_specialize=["B", "C", "L", "first"])
+@triton.jit(do_not_specialize=["B", "C", "groups", "first"])
 def _gram_kernel(  # type: ignore[no-untyped-def]
-    pairs, lengths, tiles, out, B, C, L, n, first,
-    MASKED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    edges, tiles, out, B, C, m, groups, first,
+    N: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of v' v, and its mirror image, for one channel and direction."""
     i = tl.load(tiles + 2 * tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     j = tl.load(tiles + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
     c, direction = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    total = tl.zeros([BLOCK, BLOCK], pairs.dtype.element_ty)
+    total = tl.zeros([BLOCK, BLOCK], edges.dtype.element_ty)
     for start in range(0, B, CHUNK):
         b = start + tl.arange(0, CHUNK)
-        v = _edge(pairs, lengths, c, b, i, B, C, L, n, first + direction, MASKED)
-        w = _edge(pairs, lengths, c, b, j, B, C, L, n, first + direction, MASKED)
+        v = _edge(edges, c, b, i, B, C, m, groups, first + direction)
+        w = _edge(edges, c, b, j, B, C, m, groups, first + direction)
         total = tl.dot(tl.trans(v), w, total, input_precision="ieee")
     out += (c * tl.num_programs(2) + direction) * N * N
     tl.store(out + i[:, None] * N + j[None, :], total)
@@ -125,10 +124,10 @@ def _matrix_kernel(  # type: ignore[no-untyped-def]
         carry += tl.sum(products, 0)
 
 
-@triton.jit(do_not_specialize=["B", "C", "L", "first"])
+@triton.jit(do_not_specialize=["B", "C", "groups", "first"])
 def _input_gradient_kernel(  # type: ignore[no-untyped-def]
-    pairs, lengths, matrices, out, B, C, L, n, first,
-    MASKED: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    edges, matrices, out, B, C, m, groups, first,
+    N: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of v M for one channel and direction."""
     c, direction = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -136,10 +135,10 @@ def _input_gradient_kernel(  # type: ignore[no-untyped-def]
     b = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
     j = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     matrices += (c * tl.num_programs(2) + direction) * N * N
-    total = tl.zeros([BLOCK, BLOCK], pairs.dtype.element_ty)
+    total = tl.zeros([BLOCK, BLOCK], edges.dtype.element_ty)
     for start in range(0, N, CHUNK):
         i = start + tl.arange(0, CHUNK)
-        v = _edge(pairs, lengths, c, b, i, B, C, L, n, first + direction, MASKED)
+        v = _edge(edges, c, b, i, B, C, m, groups, first + direction)
         total = tl.dot(v, tl.load(matrices + i[:, None] * N + j[None, :]), total, input_precision="ieee")
     at = ((direction * B + b).to(tl.int64) * C + c)[:, None] * N + j[None, :]
     tl.store(out + at, total, (b < B)[:, None])
@@ -178,13 +177,12 @@ def tail_plan(
 
 
 class Tails:
-    """Tails of short branches: pairs (R, C, n) of B sequences of length L, kernels (C, taps) contiguous."""
+    """Tails of short branches: pairs of inputs next to the edges (groups, R, C, m), kernels (C, taps) contiguous."""
 
-    def __init__(self, pairs: Tensor, kernels: Tensor, lengths: Tensor | None, B: int, L: int, plan: TailPlan) -> None:
-        self.pairs, self.kernels, self.plan = torch.view_as_real(pairs), kernels, plan
-        self.lengths, self.masked = self.pairs if lengths is None else lengths, lengths is not None
-        self.C, self.n = pairs.shape[1:]
-        self.shape = B, self.C, L, self.n, plan.first
+    def __init__(self, edges: Tensor, kernels: Tensor, B: int, plan: TailPlan) -> None:
+        self.edges, self.kernels, self.plan = torch.view_as_real(edges), kernels, plan
+        groups, _, self.C, m = edges.shape
+        self.shape = B, self.C, m, groups, plan.first
         self.directions = len(plan.ranges)
         self.grid = 2 * plan.N // DIAGONALS, self.C, self.directions
 
@@ -193,8 +191,8 @@ class Tails:
         plan, (C, taps) = self.plan, self.kernels.shape
         gram = self.kernels.new_empty(C, self.directions, plan.N, plan.N)
         _gram_kernel[len(plan.tiles), C, self.directions](
-            self.pairs, self.lengths, plan.tiles, gram, *self.shape,
-            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS,
+            self.edges, plan.tiles, gram, *self.shape,
+            N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS,
         )  # fmt: skip
         parts = self.kernels.new_empty(self.grid[0], C, plan.columns)
         _apply_kernel[self.grid](
@@ -215,7 +213,7 @@ class Tails:
         )
         out = self.kernels.new_empty(self.directions, B, C, plan.N)
         _input_gradient_kernel[triton.cdiv(B, BLOCK) * (plan.N // BLOCK), C, self.directions](
-            self.pairs, self.lengths, matrices, out, *self.shape,
-            MASKED=self.masked, N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS,
+            self.edges, matrices, out, *self.shape,
+            N=plan.N, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS,
         )  # fmt: skip
         return out

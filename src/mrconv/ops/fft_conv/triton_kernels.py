@@ -62,16 +62,16 @@ def load_weight(w, f, n):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _frequency(i, n, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the frequency that is stored at position i."""
+def frequency(i, n, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the frequency that is stored at position i; at least n if that is outside."""
     if ROWS == 1:
         return i
     m = n // ROWS
-    return i // m + ROWS * (i % m)
+    return tl.where(i < n, i // m + ROWS * (i % m), n)
 
 
 @triton.jit
-def _twiddle(i, n, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+def twiddle(i, n, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return cos and sin of 2 pi i / n."""
     angle = i.to(dtype) * (6.283185307179586 / n.to(dtype))
     return tl.cos(angle), tl.sin(angle)
@@ -81,6 +81,31 @@ def _twiddle(i, n, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 def _times(a, b, c, d):  # type: ignore[no-untyped-def]
     """Return (a + i b) (c + i d)."""
     return a * c - b * d, a * d + b * c
+
+
+@triton.jit
+def _turn_rows(d, e, h, j, q, r, cos, sin):  # type: ignore[no-untyped-def]
+    """Multiply three rows of complex numbers by cos + i sin, its square and its cube."""
+    d, e = _times(d, e, cos, sin)
+    cos2, sin2 = _times(cos, sin, cos, sin)
+    h, j = _times(h, j, cos2, sin2)
+    cos2, sin2 = _times(cos, sin, cos2, sin2)
+    q, r = _times(q, r, cos2, sin2)
+    return d, e, h, j, q, r
+
+
+@triton.jit
+def split_rows(a, b, d, e, cos, sin):  # type: ignore[no-untyped-def]
+    """Return four rows for the FFT of two rows in time, a + i b and d + i e, followed by two rows of zeros."""
+    re1, im1, re2, im2, re3, im3 = _turn_rows(a + e, b - d, a - d, b - e, a - e, b + d, cos, -sin)
+    return a + d, b + e, re1, im1, re2, im2, re3, im3
+
+
+@triton.jit
+def join_rows(a, b, d, e, h, j, q, r, cos, sin):  # type: ignore[no-untyped-def]
+    """Return the first two rows in time, given the inverse FFTs of four rows."""
+    d, e, h, j, q, r = _turn_rows(d, e, h, j, q, r, cos, sin)
+    return a + d + h + q, b + e + j + r, a - e - h + r, b + d - j - q
 
 
 @triton.jit
@@ -112,28 +137,25 @@ def _pack_kernel(  # type: ignore[no-untyped-def]
         tl.store(at, tl.interleave(a, b), inside)
     else:
         d, e = _load_pair(x, p, tl.where(i < m, i + m, L), c, B, C, L, x_b, x_c, x_l, dtype)
+        cos, sin = twiddle(i, n, dtype)
+        cos, sin = cos[None, :], sin[None, :]
         if FILLED == 2:
-            re0, im0, re1, im1, re2, im2, re3, im3 = a + d, b + e, a + e, b - d, a - d, b - e, a - e, b + d
+            re0, im0, re1, im1, re2, im2, re3, im3 = split_rows(a, b, d, e, cos, sin)
         else:
             h, j = _load_pair(x, p, tl.where(i < m, i + 2 * m, L), c, B, C, L, x_b, x_c, x_l, dtype)
             q, r = _load_pair(x, p, tl.where(i < m, i + 3 * m, L), c, B, C, L, x_b, x_c, x_l, dtype)
             re0, im0, re2, im2 = a + h + d + q, b + j + e + r, a + h - d - q, b + j - e - r
             re1, im1, re3, im3 = a - h + e - r, b - j - d + q, a - h - e + r, b - j + d - q
-        cos, sin = _twiddle(i, n, dtype)
-        cos, sin = cos[None, :], -sin[None, :]
+            re1, im1, re2, im2, re3, im3 = _turn_rows(re1, im1, re2, im2, re3, im3, cos, -sin)
         tl.store(at, tl.interleave(re0, im0), inside)
-        re1, im1 = _times(re1, im1, cos, sin)
         tl.store(at + 2 * m, tl.interleave(re1, im1), inside)
-        cos2, sin2 = _times(cos, sin, cos, sin)
-        re2, im2 = _times(re2, im2, cos2, sin2)
         tl.store(at + 4 * m, tl.interleave(re2, im2), inside)
-        cos2, sin2 = _times(cos, sin, cos2, sin2)
-        re3, im3 = _times(re3, im3, cos2, sin2)
         tl.store(at + 6 * m, tl.interleave(re3, im3), inside)
 
 
 @triton.jit
-def _load_signal(y, p, c, k, C, n, inside, BL: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_signal(y, p, c, k, C, n, inside, BL: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load numbers k of the signals of pair p and channels c, as real and imaginary parts."""
     both = tl.load(y + ((p * C + c) * (2 * n))[:, None] + k[None, :], inside, 0.0)
     return tl.split(tl.reshape(both, [BC, BL, 2]))
 
@@ -171,24 +193,21 @@ def _output_kernel(  # type: ignore[no-untyped-def]
     p = tl.program_id(2).to(tl.int64)
     k = 2 * start + tl.arange(0, 2 * BL)
     inside = (c < C)[:, None] & (k < 2 * m)[None, :]
-    a, b = _load_signal(y, p, c, k, C, n, inside, BL, BC)
+    a, b = load_signal(y, p, c, k, C, n, inside, BL, BC)
     if ROWS == 1:
         _store_pair(a, b, out, bias, p, i, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
     else:
-        d, e = _load_signal(y + 2 * m, p, c, k, C, n, inside, BL, BC)
-        h, j = _load_signal(y + 4 * m, p, c, k, C, n, inside, BL, BC)
-        q, r = _load_signal(y + 6 * m, p, c, k, C, n, inside, BL, BC)
-        cos, sin = _twiddle(i, n, y.dtype.element_ty)
+        d, e = load_signal(y + 2 * m, p, c, k, C, n, inside, BL, BC)
+        h, j = load_signal(y + 4 * m, p, c, k, C, n, inside, BL, BC)
+        q, r = load_signal(y + 6 * m, p, c, k, C, n, inside, BL, BC)
+        cos, sin = twiddle(i, n, y.dtype.element_ty)
         cos, sin = cos[None, :], sin[None, :]
-        d, e = _times(d, e, cos, sin)
-        cos2, sin2 = _times(cos, sin, cos, sin)
-        h, j = _times(h, j, cos2, sin2)
-        cos2, sin2 = _times(cos, sin, cos2, sin2)
-        q, r = _times(q, r, cos2, sin2)
         t = tl.where(i < m, i, L)
-        _store_pair(a + d + h + q, b + e + j + r, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
-        _store_pair(a - e - h + r, b + d - j - q, out, bias, p, t + m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+        re, im, re2, im2 = join_rows(a, b, d, e, h, j, q, r, cos, sin)
+        _store_pair(re, im, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+        _store_pair(re2, im2, out, bias, p, t + m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
         if FILLED > 2:
+            d, e, h, j, q, r = _turn_rows(d, e, h, j, q, r, cos, sin)
             re, im = a - d + h - q, b - e + j - r
             _store_pair(re, im, out, bias, p, t + 2 * m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
             re, im = a + e - h - r, b - d - j + q
@@ -200,7 +219,7 @@ def _scale_kernel(x, w, R, C, n, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH:
     """x[r, c] *= w[c]."""
     start = tl.program_id(0) * WIDTH
     c, first = tl.program_id(1).to(tl.int64), tl.program_id(2) * CHUNK
-    d, e = load_weight(w + c * (n + 2), _frequency(start + tl.arange(0, WIDTH), n, ROWS), n)
+    d, e = load_weight(w + c * (n + 2), frequency(start + tl.arange(0, WIDTH), n, ROWS), n)
     for r in range(first, min(first + CHUNK, R)):
         here = x + (r * C + c) * 2 * n
         a, b = load_complex(here, start, n, WIDTH)
@@ -216,7 +235,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     start = tl.program_id(0) * WIDTH
     c = tl.program_id(1).to(tl.int64)
     i = start + tl.arange(0, WIDTH)
-    f = _frequency(i, n, ROWS)
+    f = frequency(i, n, ROWS)
     d, e = load_weight(w + c * (n + 2), f, n)
     at = cross + c * 2 * n + 2 * f
     re = tl.zeros([WIDTH], x.dtype.element_ty)
