@@ -184,7 +184,7 @@ def _input_gradient_kernel(  # type: ignore[no-untyped-def]
         near_re, near_im = load_weight(merged + c * (n + 2), f, n)
         energy = tl.zeros([WIDTH], x.dtype.element_ty)
         if SQUARE:
-            energy += tl.load(square + c * n + f, f < n, 0.0) / n
+            energy += load_weight(square + c * (n + 2), f, n)[0] / n
     i = tl.arange(0, GP)[:, None]
     member = tl.where(i < G, direction * G + i, 0)
     k = tl.load(members + member, i < G, -1)
@@ -236,7 +236,7 @@ def _tap_spectrum_kernel(  # type: ignore[no-untyped-def]
     at = w + (member * C + c) * (n + 2) + 2 * f
     re, im = tl.zeros([WIDTH], w.dtype.element_ty), tl.zeros([WIDTH], w.dtype.element_ty)
     if TAILS:
-        square = tl.load(power + c * n + f, inside, 0.0)
+        square = tl.load(power + c * (n + 2) + 2 * f, inside, 0.0)
         re, im = square * tl.load(at, inside, 0.0), square * tl.load(at + 1, inside, 0.0)
     if member < windowed:
         d, e = _real_part(cross + (member * C + c) * 2 * n, f, n, inside)

@@ -119,7 +119,7 @@ def moment_kernel(  # type: ignore[no-untyped-def]
         for first in range(0, n, WIDTH):
             f = first + tl.arange(0, WIDTH)
             d, e = load_weight(w + (member * C + c) * (n + 2), f, n)
-            energy += (d * d + e * e) * tl.load(power + c * n + f, f < n, 0.0)
+            energy += (d * d + e * e) * load_weight(power + c * (n + 2), f, n)[0]
         at = parts + (N + k) * C + c
         tl.store(at, tl.load(at) + tl.sum(energy, 0) / n)
 
@@ -186,16 +186,24 @@ def inner_kernel(kernels, dk, g, branches, parts, R, C, taps, n, N, WIDTH: tl.co
 
 @triton.jit(do_not_specialize=["C", "M"])
 def square_kernel(w, q, members, out, C, n, M, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store sum_b q_b |K_b|^2 over all members, complex (C, n / 2 + 1)."""
-    start = tl.program_id(0) * WIDTH
-    f = start + tl.arange(0, WIDTH)
+    """Store sum_b q_b |K_b|^2 over all members, (C, n)."""
+    f = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     c = tl.program_id(1).to(tl.int64)
     total = tl.zeros([WIDTH], w.dtype.element_ty)
     for member in range(M):
         k = tl.load(members + member)
         d, e = load_weight(w + (member * C + c) * (n + 2), f, n)
         total += tl.load(q + k * C + c, k >= 0, 0.0) * (d * d + e * e)
-    store_complex(out + c * (n + 2), start, n // 2 + 1, total, tl.zeros_like(total), WIDTH)
+    tl.store(out + c * n + f, total, f < n)
+
+
+@triton.jit(do_not_specialize=["lags"])
+def resize_kernel(x, out, n, m, lags, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store an even sequence at lags below `lags` on a circle of m positions, given as the FFT of n real numbers."""
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    c = tl.program_id(1).to(tl.int64)
+    lag = tl.minimum(i, m - i)
+    tl.store(out + c * m + i, tl.load(x + c * (n + 2) + 2 * lag, (i < m) & (lag < lags), 0.0) / n, i < m)
 
 
 @triton.jit(do_not_specialize=["C", "L", "taps", "N"])

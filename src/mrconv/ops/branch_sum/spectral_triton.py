@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.fft import irfft, rfft
-from torch.nn import functional as F
+from torch.fft import rfft
 
 import triton
 
@@ -150,24 +149,31 @@ class SpectralBranchesTriton:
         )  # fmt: skip
         return torch.view_as_real(rfft(placed))
 
+    def _resized(self, spectrum: Tensor, m: int) -> Tensor:
+        """Return the spectrum (C, m / 2 + 1, 2) of a sequence on a circle of m positions, given a real one (C, n).
+
+        The sequence is real and even, and cut at the lags that branches on the short circle span.
+        """
+        n, out = spectrum.shape[1], spectrum.new_empty(self.C, m)
+        launch.resize_kernel[triton.cdiv(m, VECTOR), self.C](
+            torch.view_as_real(rfft(spectrum)), out, n, m, min(n, m) // 2, WIDTH=VECTOR
+        )
+        return torch.view_as_real(rfft(out))
+
     def _short_power(self, power: Tensor) -> Tensor:
-        """Return the power spectrum of the short circle, (C, m): that of the autocorrelation at lags below m / 2."""
-        if self.short is None:
-            return power
-        correlation = rfft(power, norm="forward").real
-        return irfft(correlation[:, : self.short.n // 2 + 1], self.short.n, norm="forward")
+        """Return the power spectrum of the short circle, that of the input's autocorrelation."""
+        return power if self.short is None else self._resized(power, self.short.n)
 
     def _square(self, q: Tensor) -> Tensor | None:
-        """Return sum_b q_b |K_b|^2 over the branches on the short circle, on the long one, (C, n)."""
+        """Return sum_b q_b |K_b|^2 over the branches on the short circle, on the long one."""
         if self.short is None:
             return None
         m, members = self.short.n, self.short.plan.members
-        square = torch.empty(self.C, m // 2 + 1, 2, device=q.device, dtype=q.dtype)
-        launch.square_kernel[triton.cdiv(m // 2 + 1, WIDTH), self.C](
+        square = q.new_empty(self.C, m)
+        launch.square_kernel[triton.cdiv(m, WIDTH), self.C](
             self.short.weights, q, members, square, self.C, m, len(members), WIDTH=WIDTH
         )
-        lags = irfft(torch.view_as_complex(square), m)[:, : m // 2]
-        return irfft(F.pad(lags, (0, self.n // 2 + 1 - m // 2)), self.n, norm="forward")
+        return self._resized(square, self.n)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return partial sums of c_b and of c_b^2, (P, 2, N, C), and half of the tails' derivatives, like kernels."""
