@@ -43,7 +43,9 @@ class Part:
     mixing: int
 
 
-def fft_conv_flops(u: Any, kernel: Any, bias: Any, spectrum: Any, lead: int, *rest: Any, **options: Any) -> int:
+def fft_conv_flops(
+    u: Any, kernel: Any, bias: Any, spectrum: Any, lengths: Any, lead: int, *rest: Any, **options: Any
+) -> int:
     """Count the operations of `mrconv::fft_conv` for u (B, C, L) and a kernel (C, K) with `lead` taps before lag 0."""
     B, C, L = u
     n = ops.fast_length(max(L + min(kernel[1] - lead, L) - 1, L + min(lead, L - 1)))

@@ -63,6 +63,25 @@ def test_scattered_taps_equal_rolled_input(L, expensive, gelu, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("expensive", [Algorithm.FFT, Algorithm.TAPS])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_conv_treats_positions_past_the_lengths_as_absent(expensive, gelu, monkeypatch):
+    monkeypatch.setattr(select, "cost", costs_more(expensive))
+    lags, lengths = (0, -3, 7, 64), torch.tensor([63, 0, 20])
+    padding = (torch.arange(63) >= lengths[:, None])[:, None]
+
+    def reference(u, v, bias):
+        return ops.conv_reference(u.masked_fill(padding, 0), v, lags, bias, gelu).masked_fill(padding, 0)
+
+    assert_same(
+        lambda u, v, bias: ops.conv(u, v, lags, bias, gelu, lengths=lengths),
+        reference,
+        double(3, 4, 63).masked_fill(padding, float("nan")),
+        double(4, 4),
+        double(4),
+    )
+
+
 def test_a_kernel_spectrum_can_be_reused():
     u, kernel = double(2, 3, 37), double(3, 10)
     spectrum = ops.kernel_spectrum(u, kernel, 4)
@@ -199,7 +218,7 @@ def synthesis_arguments(device, triton):
 
 
 OPCHECKS = {
-    "fft_conv": lambda: (learned(2, 3, 9), learned(3, 5), learned(3), None, 2, True, False),
+    "fft_conv": lambda: (learned(2, 3, 9), learned(3, 5), learned(3), None, torch.tensor([9, 4]), 2, True, False),
     "tap_conv": lambda: (learned(2, 3, 9), learned(3, 2), learned(3), [0, -4], True, False),
     "branch_sum_spectral": lambda: (*branch_sum_tensors(learned(3, 9), 3), [2, 4, 3], 2, False),
     "branch_sum_taps": lambda: (*branch_sum_tensors(learned(3, 3), 2), [0, 1, -4], [1, 2], False),
@@ -252,7 +271,7 @@ def test_eager_calls_and_registered_ops_agree():
     u, kernel = learned(2, 3, 9), learned(3, 5)
     y, grads = gradients(lambda u, k: ops.fft_conv(u, k), u.detach(), kernel.detach())
     op = torch.ops.mrconv.fft_conv.default
-    z, others = gradients(lambda u, k: op(u, k, None, None, 0, False, False), u.detach(), kernel.detach())
+    z, others = gradients(lambda u, k: op(u, k, None, None, None, 0, False, False), u.detach(), kernel.detach())
     assert all(torch.equal(a, b) for a, b in zip((y, *grads), (z, *others), strict=True))
 
 

@@ -27,6 +27,16 @@ def inputs(L, is_channels_last, masked, B=3, C=5):
     return u, lengths, mask[:, None]
 
 
+def zero_padding(x, lengths):
+    """Return x (B, C, L), zero from `lengths` on."""
+    return x.masked_fill((torch.arange(x.shape[2]) >= lengths[:, None])[:, None], 0)
+
+
+def with_nan_padding(u, lengths):
+    """Return a copy of u (B, C, L) in the same memory format, NaN from `lengths` on."""
+    return u.masked_fill((torch.arange(u.shape[2]) >= lengths[:, None])[:, None], float("nan"))
+
+
 def masked_sum(f, u, kernels, weight, skip_and_beta, lengths, mask, *selection):
     """Return the output of `branch_sum` or of its reference, zero where masked."""
     mask, lengths = mask.to(u.device), None if lengths is None else lengths.to(u.device)

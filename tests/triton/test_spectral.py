@@ -10,7 +10,7 @@ from mrconv.ops.fft_conv import triton_kernels as fft_triton
 
 from ..conftest import slow_except
 from ..ops.test_ops import synthesis_arguments
-from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum
+from .helpers import DEVICE, LENGTHS, assert_same, double, inputs, masked_sum, with_nan_padding, zero_padding
 
 
 @pytest.fixture
@@ -35,6 +35,28 @@ def test_fft_conv(L, B, K, lead, gelu):
         double(5, K),
         double(5),
     )
+
+
+@pytest.mark.usefixtures("_slices")
+@pytest.mark.parametrize("L", LENGTHS)
+@pytest.mark.parametrize("B", [1, 3, 4])
+@pytest.mark.parametrize(("K", "lead", "gelu"), [(5, 2, True), (130, 0, False), (130, 130, True)])
+def test_fft_conv_with_lengths(L, B, K, lead, gelu):
+    lengths = torch.tensor([(L + 1) // 2, L, 0, L // 3], dtype=torch.int32 if gelu else torch.int64)[:B]
+    u = with_nan_padding(double(B, L, 5).transpose(1, 2) if gelu else double(B, 5, L), lengths)
+
+    def reference(u, k, bias):
+        return zero_padding(ops.fft_conv_reference(zero_padding(u, lengths), k, lead, bias, gelu), lengths)
+
+    for backend in ("triton", "torch"):
+        given = {"backend": backend, "lengths": torch.stack([lengths, lengths], 1).to(DEVICE)[:, 0]}
+        assert_same(
+            lambda u, k, bias, given=given: ops.fft_conv(u, k, lead, bias, gelu, **given),
+            reference,
+            u,
+            double(5, K),
+            double(5),
+        )
 
 
 BRANCHES = [
@@ -145,7 +167,7 @@ def test_ops_are_registered_correctly():
     u, kernel = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3, 9), (3, 7)))
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    arguments = (u, kernel, skip, None, 2, True, True)
+    arguments = (u, kernel, skip, None, torch.tensor([9, 4], device=DEVICE), 2, True, True)
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
     torch.library.opcheck(torch.ops.mrconv.synthesize.default, synthesis_arguments(DEVICE, True), test_utils=checks)
     arguments = (u, kernel, weight, *[None] * 5, skip, None, 1e-5, False, [3, 4], 1, True)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from mrconv.ops import fft_conv_reference, toeplitz_conv
 
 from ..conftest import gradients, relative
-from .helpers import DEVICE, channels_last
+from .helpers import DEVICE, channels_last, with_nan_padding, zero_padding
 
 pytest.importorskip("triton")
 from mrconv.ops.toeplitz_conv import triton_kernels as toeplitz_triton
@@ -77,6 +77,26 @@ def test_bias_gelu_and_gradients(B, C, L, K, lead, gelu, order, dtype):
         assert (got.double().cpu() - expected).norm() < 2 * TOLERANCE[dtype] * size
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("order", [torch.Tensor.contiguous, channels_last])
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize(("L", "K", "lead"), [(1, 1, 0), (63, 80, 70), (129, 17, 0), (192, 192, 5)])
+def test_lengths(L, K, lead, gelu, order, dtype):
+    lengths = torch.tensor([L, 0, (L + 1) // 2], dtype=torch.int32 if gelu else torch.int64)
+    u = with_nan_padding(order(torch.randn(3, 5, L).to(dtype)), lengths)
+    inputs, given = (u, torch.randn(5, K), torch.randn(5)), lengths.to(DEVICE)
+    y, grads = gradients(lambda u, k, b: toeplitz_conv(u, k, lead, b, gelu, given), *(x.to(DEVICE) for x in inputs))
+    exact, exact_grads = gradients(
+        lambda u, k, b: zero_padding(reference(zero_padding(u, lengths), k, lead, b, gelu), lengths),
+        *(x.double() for x in inputs),
+    )
+    assert torch.equal(zero_padding(y.cpu(), lengths), y.cpu())
+    assert torch.equal(zero_padding(grads[0].cpu(), lengths), grads[0].cpu())
+    for got, expected in zip((y, *grads), (exact, *exact_grads), strict=True):
+        size = expected.norm().clamp(min=L**0.5)
+        assert (got.double().cpu() - expected).norm() < 2 * TOLERANCE[dtype] * size
+
+
 def test_only_what_needs_a_gradient_gets_one():
     u, kernel = torch.randn(2, 3, 9, device=DEVICE).half(), torch.randn(3, 9, device=DEVICE, requires_grad=True)
     toeplitz_conv(u, kernel, 0, None, True).sum().backward()
@@ -129,7 +149,8 @@ def test_op_is_registered_correctly():
     u = channels_last(torch.randn(2, 3, 9)).to(DEVICE, torch.bfloat16).requires_grad_()
     kernel, bias = torch.randn(3, 20, device=DEVICE, requires_grad=True), torch.randn(3, device=DEVICE)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for args in ((u, kernel, bias.requires_grad_(), 3, True), (u, kernel, None, 0, False)):
+    lengths = torch.tensor([9, 4], device=DEVICE)
+    for args in ((u, kernel, bias.requires_grad_(), lengths, 3, True), (u, kernel, None, None, 0, False)):
         torch.library.opcheck(torch.ops.mrconv.toeplitz_conv.default, args, test_utils=checks)
 
 

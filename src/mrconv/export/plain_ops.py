@@ -72,12 +72,14 @@ def _fft_conv(x: Tensor, kernel: Tensor, ahead: int, longest: int, matmul_dft: b
 def decompositions(longest: int, matmul_dft: bool) -> dict[Any, Callable[..., Any]]:
     """Return the replacement of each op, for `ExportedProgram.run_decompositions`."""
 
-    def dense(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool) -> Tensor:
+    def dense(u: Tensor, kernel: Tensor, bias: Tensor | None, lengths: None, lead: int, gelu: bool) -> Tensor:
         return convolve(u, kernel, range(-lead, kernel.shape[1] - lead), bias, gelu, longest, matmul_dft)
 
     ops = torch.ops.mrconv
     return {
-        ops.fft_conv.default: lambda u, kernel, bias, spectrum, lead, gelu, triton: dense(u, kernel, bias, lead, gelu),
+        ops.fft_conv.default: lambda u, kernel, bias, spectrum, lengths, lead, gelu, triton: dense(
+            u, kernel, bias, lengths, lead, gelu
+        ),
         ops.toeplitz_conv.default: dense,
         ops.tap_conv.default: lambda u, values, bias, lags, gelu, triton: convolve(
             u, values, tuple(lags), bias, gelu, longest, matmul_dft

@@ -11,7 +11,7 @@ from .fft_conv.op import fft_conv, kernel_spectrum
 from .fft_conv.reference import fft_conv_reference
 from .fft_conv.spectra import fast_length
 from .kernel_taps import densify
-from .masking.op import mask_positions
+from .masking.op import mask_positions, mask_sequences
 from .merge.op import merge
 from .moving_sum_conv.op import moving_sum_conv
 from .moving_sum_conv.reference import moving_sum_conv_reference
@@ -49,6 +49,7 @@ __all__ = [
     "fft_conv_reference",
     "kernel_spectrum",
     "mask_positions",
+    "mask_sequences",
     "mean_and_variance",
     "merge",
     "moving_sum_conv",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ._common import Lags
 from .fft_conv.op import fft_conv
 from .fft_conv.reference import fft_conv_reference
 from .kernel_taps import around_zero, densify
+from .masking.op import mask_sequences
 from .select import Algorithm, select_conv
 from .tap_conv.op import tap_conv
 from .tap_conv.reference import tap_conv_reference
@@ -15,10 +17,22 @@ from .toeplitz_conv.op import toeplitz_conv
 
 
 def conv(
-    u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False, backend: str = "auto"
+    u: Tensor,
+    values: Tensor,
+    lags: Lags,
+    bias: Tensor | None = None,
+    gelu: bool = False,
+    backend: str = "auto",
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """Convolve u (B, C, L) with values (C, T) at lags, add bias (C,), apply GELU if `gelu`; the output is like u."""
+    """Convolve u (B, C, L) with values (C, T) at lags, add bias (C,), apply GELU if `gelu`; the output is like u.
+
+    Positions from `lengths` (B,) on are treated as zero in u and are zero in the output.
+    """
     algorithm = select_conv(u, lags, backend).algorithm
+    around = algorithm is Algorithm.TAPS or torch.compiler.is_exporting()  # exporters replace ops without lengths
+    if lengths is not None and around:
+        return mask_sequences(conv(mask_sequences(u, lengths), values, lags, bias, gelu, backend), lengths)
     if algorithm is Algorithm.TAPS:
         return tap_conv(u, values, tuple(lags), bias, gelu, backend)
     if not isinstance(lags, range):
@@ -26,8 +40,8 @@ def conv(
         values, lags = densify(values, lags, ahead, behind), range(-ahead, behind)
     kernel, lead = around_zero(values, lags)
     if algorithm is Algorithm.TOEPLITZ:
-        return toeplitz_conv(u, kernel, lead, bias, gelu)
-    return fft_conv(u, kernel, lead, bias, gelu, backend)
+        return toeplitz_conv(u, kernel, lead, bias, gelu, lengths)
+    return fft_conv(u, kernel, lead, bias, gelu, backend, lengths=lengths)
 
 
 def conv_reference(u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from .._common import bias_gradient, compute_dtype, empty_contiguous, reject_forward_mode, use_triton
 from .._registration import eager_op
+from ..masking.op import mask_sequences
 from .spectra import spectral_engine
 
 
@@ -21,15 +22,17 @@ def fft_conv(
     gelu: bool = False,
     backend: str = "auto",
     spectrum: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Compute y[t] = sum_j kernel[j] u[t + lead - j] + bias per channel, with GELU if `gelu`; y is like u.
 
     u is (B, C, L), kernel (C, K), bias (C,). The first `lead` taps act on later inputs; lead = 0 is causal. The kernel
     may be longer or shorter than u. Half precision is computed in float32; the output has u's dtype. `spectrum` is the
-    result of `kernel_spectrum` for this kernel and this input length; it saves the kernel's FFT.
+    result of `kernel_spectrum` for this kernel and this input length; it saves the kernel's FFT. Positions from
+    `lengths` (B,) on are treated as zero in u and are zero in y.
     """
     reject_forward_mode(u, kernel, bias)
-    return _fft_conv(u, kernel, bias, spectrum, lead, gelu, use_triton(u, backend))
+    return _fft_conv(u, kernel, bias, spectrum, lengths, lead, gelu, use_triton(u, backend))
 
 
 def kernel_spectrum(u: Tensor, kernel: Tensor, lead: int = 0, backend: str = "auto") -> Tensor:
@@ -60,13 +63,21 @@ class _Plan:
 
 @eager_op("fft_conv")
 def _fft_conv(
-    u: Tensor, kernel: Tensor, bias: Tensor | None, spectrum: Tensor | None, lead: int, gelu: bool, triton: bool
+    u: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    spectrum: Tensor | None,
+    lengths: Tensor | None,
+    lead: int,
+    gelu: bool,
+    triton: bool,
 ) -> Tensor:
     plan, y = _Plan(u, kernel, lead, triton, spectrum), torch.empty_like(u)
     engine = plan.engine
     for some in plan.slices(u):
-        signals = engine.inverse(engine.scale_(engine.spectrum(u[some], plan.n), plan.kernel), plan.n)
-        engine.output(signals, y[some], bias, gelu)
+        ends = None if lengths is None else lengths[some]
+        signals = engine.inverse(engine.scale_(engine.spectrum(u[some], plan.n, ends), plan.kernel), plan.n)
+        engine.output(signals, y[some], bias, gelu, ends)
     return y
 
 
@@ -89,7 +100,7 @@ def fft_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int, triton
 
 
 @_fft_conv.register_fake
-def _(u, kernel, bias, spectrum, lead, gelu, triton):  # type: ignore[no-untyped-def]
+def _(u, kernel, bias, spectrum, lengths, lead, gelu, triton):  # type: ignore[no-untyped-def]
     return torch.empty_like(u)
 
 
@@ -99,17 +110,18 @@ def _(grad, u, kernel, lead, triton):  # type: ignore[no-untyped-def]
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, kernel, bias, _, ctx.lead, ctx.gelu, ctx.triton = inputs
-    ctx.save_for_backward(u, kernel, bias)
+    u, kernel, bias, _, lengths, ctx.lead, ctx.gelu, ctx.triton = inputs
+    ctx.save_for_backward(u, kernel, bias, lengths)
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    u, kernel, bias = ctx.saved_tensors
+    u, kernel, bias, lengths = ctx.saved_tensors
+    u, grad = mask_sequences(u, lengths), mask_sequences(grad, lengths)
     if ctx.gelu:
-        grad = torch.ops.aten.gelu_backward(grad, _fft_conv(u, kernel, bias, None, ctx.lead, False, ctx.triton))
+        grad = torch.ops.aten.gelu_backward(grad, _fft_conv(u, kernel, bias, None, None, ctx.lead, False, ctx.triton))
     du, dk = fft_conv_backward(grad, u, kernel, ctx.lead, ctx.triton)
     dbias = bias_gradient(grad, bias) if ctx.needs_input_grad[2] else None
-    return du, dk, dbias, None, None, None, None
+    return mask_sequences(du, lengths), dk, dbias, None, None, None, None, None
 
 
 _fft_conv.register_autograd(_backward, setup_context=_setup)

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.fft import irfft, rfft
 from torch.nn import functional as F
 
+from ..masking.op import mask_sequences
+
 
 def fast_length(n: int) -> int:
     """Return the smallest even length >= n whose only prime factors are 2, 3 and 5, for which FFTs are fast."""
@@ -50,8 +52,10 @@ class TorchEngine:
         placed = F.pad(taps.to(self.dtype) / n, (0, n - taps.shape[1]))
         return rfft(placed.roll(-ahead, 1) if ahead else placed)
 
-    def spectrum(self, x: Tensor, n: int) -> Tensor:
-        """Transform a batch (B, C, L), padded to n, into signals (R, C, f)."""
+    def spectrum(self, x: Tensor, n: int, lengths: Tensor | None = None) -> Tensor:
+        """Transform a batch (B, C, L), treated as zero from `lengths` on and padded to n, into signals (R, C, f)."""
+        if lengths is not None:
+            x = mask_sequences(x, lengths)
         return rfft(x.to(self.dtype), n)
 
     def inverse(self, X: Tensor, n: int) -> Tensor:
@@ -73,12 +77,15 @@ class TorchEngine:
         circle = irfft(cross, n)
         return torch.cat([circle[:, n - ahead :], circle[:, :behind]], 1) if ahead else circle[:, :behind]
 
-    def output(self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False) -> None:
-        """Write the first positions of signals in time to a batch; add a bias (C,) and apply GELU if asked to."""
+    def output(
+        self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False, lengths: Tensor | None = None
+    ) -> None:
+        """Write the first positions of signals in time to a batch, with bias (C,) and GELU; zero from `lengths` on."""
         y = y[..., : out.shape[-1]]
         if bias is not None:
             y += bias[:, None]
-        out.copy_(F.gelu(y) if gelu else y)
+        y = F.gelu(y) if gelu else y
+        out.copy_(y if lengths is None else mask_sequences(y, lengths))
 
 
 def spectral_engine(dtype: torch.dtype, triton: bool) -> TorchEngine:

@@ -109,19 +109,26 @@ def join_rows(a, b, d, e, h, j, q, r, cos, sin):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_pair(x, p, t, c, B, C, L, x_b, x_c, x_l, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load positions t and channels c of the sequences of a pair, as (channels, positions)."""
+def _load_pair(  # type: ignore[no-untyped-def]
+    x, p, t, c, B, C, L, x_b, x_c, x_l, lengths, MASKED: tl.constexpr, dtype: tl.constexpr
+):
+    """Load positions t and channels c of the sequences of a pair, as (channels, positions); zero from lengths on."""
     at = offsets(t, c, x_l, x_c)
-    there = (t < L)[:, None]
-    re = tl.load(x + 2 * p * x_b + at, there & (c < C)[None, :], 0.0).to(dtype)
-    im = tl.load(x + (2 * p + 1) * x_b + at, there & (c < tl.where(2 * p + 1 < B, C, 0))[None, :], 0.0).to(dtype)
+    first = (t < L)[:, None] & (c < C)[None, :]
+    second = (t < L)[:, None] & (c < tl.where(2 * p + 1 < B, C, 0))[None, :]
+    if MASKED:
+        first = first & (t < tl.load(lengths + 2 * p))[:, None]
+        second = second & (t < tl.load(lengths + 2 * p + 1, 2 * p + 1 < B, 0))[:, None]
+    re = tl.load(x + 2 * p * x_b + at, first, 0.0).to(dtype)
+    im = tl.load(x + (2 * p + 1) * x_b + at, second, 0.0).to(dtype)
     return tl.trans(re), tl.trans(im)
 
 
 @triton.jit(do_not_specialize=["B", "C", "L"])
 def _pack_kernel(  # type: ignore[no-untyped-def]
-    x, out, B, C, L, n, x_b, x_c, x_l, ROWS: tl.constexpr, FILLED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr
-):
+    x, out, lengths, B, C, L, n, x_b, x_c, x_l,
+    MASKED: tl.constexpr, ROWS: tl.constexpr, FILLED: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Store pairs of sequences (B, C, L), padded to n; the last two of four rows are zero if FILLED is 2."""
     m = n // ROWS
     start = tl.program_id(0) * BL
@@ -132,18 +139,18 @@ def _pack_kernel(  # type: ignore[no-untyped-def]
     k = 2 * start + tl.arange(0, 2 * BL)
     inside = (c < C)[:, None] & (k < 2 * m)[None, :]
     at = out + ((p * C + c) * (2 * n))[:, None] + k[None, :]
-    a, b = _load_pair(x, p, i, c, B, C, L, x_b, x_c, x_l, dtype)
+    a, b = _load_pair(x, p, i, c, B, C, L, x_b, x_c, x_l, lengths, MASKED, dtype)
     if ROWS == 1:
         tl.store(at, tl.interleave(a, b), inside)
     else:
-        d, e = _load_pair(x, p, tl.where(i < m, i + m, L), c, B, C, L, x_b, x_c, x_l, dtype)
+        d, e = _load_pair(x, p, tl.where(i < m, i + m, L), c, B, C, L, x_b, x_c, x_l, lengths, MASKED, dtype)
         cos, sin = twiddle(i, n, dtype)
         cos, sin = cos[None, :], sin[None, :]
         if FILLED == 2:
             re0, im0, re1, im1, re2, im2, re3, im3 = split_rows(a, b, d, e, cos, sin)
         else:
-            h, j = _load_pair(x, p, tl.where(i < m, i + 2 * m, L), c, B, C, L, x_b, x_c, x_l, dtype)
-            q, r = _load_pair(x, p, tl.where(i < m, i + 3 * m, L), c, B, C, L, x_b, x_c, x_l, dtype)
+            h, j = _load_pair(x, p, tl.where(i < m, i + 2 * m, L), c, B, C, L, x_b, x_c, x_l, lengths, MASKED, dtype)
+            q, r = _load_pair(x, p, tl.where(i < m, i + 3 * m, L), c, B, C, L, x_b, x_c, x_l, lengths, MASKED, dtype)
             re0, im0, re2, im2 = a + h + d + q, b + j + e + r, a + h - d - q, b + j - e - r
             re1, im1, re3, im3 = a - h + e - r, b - j - d + q, a - h - e + r, b - j + d - q
             re1, im1, re2, im2, re3, im3 = _turn_rows(re1, im1, re2, im2, re3, im3, cos, -sin)
@@ -162,9 +169,10 @@ def load_signal(y, p, c, k, C, n, inside, BL: tl.constexpr, BC: tl.constexpr):  
 
 @triton.jit
 def _store_pair(  # type: ignore[no-untyped-def]
-    re, im, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, BIAS: tl.constexpr, GELU: tl.constexpr
-):
-    """Store positions t of a pair, given as (channels, positions), through the epilogue."""
+    re, im, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, lengths,
+    BIAS: tl.constexpr, GELU: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Store positions t of a pair, given as (channels, positions), through the epilogue; zero from lengths on."""
     for odd in tl.static_range(2):
         if odd == 0:
             v = tl.trans(re)
@@ -175,15 +183,17 @@ def _store_pair(  # type: ignore[no-untyped-def]
             v += tl.load(bias + c, c < C, 0.0).to(v.dtype)[None, :]
         if GELU:
             v = gelu_of(v)
+        if MASKED:
+            v = tl.where((t < tl.load(lengths + b, b < B, 0))[:, None], v, 0.0)
         inside = (t < L)[:, None] & (c < tl.where(b < B, C, 0))[None, :]
         tl.store(out + b * o_b + offsets(t, c, o_l, o_c), narrow(v, out), inside)
 
 
 @triton.jit(do_not_specialize=["B", "C", "L"])
 def _output_kernel(  # type: ignore[no-untyped-def]
-    y, out, bias, B, C, L, n, o_b, o_c, o_l,
-    BIAS: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, FILLED: tl.constexpr, BL: tl.constexpr,
-    BC: tl.constexpr,
+    y, out, bias, lengths, B, C, L, n, o_b, o_c, o_l,
+    BIAS: tl.constexpr, GELU: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, FILLED: tl.constexpr,
+    BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Store the first L positions of pairs in time; the last two of four rows are not needed if FILLED is 2."""
     m = n // ROWS
@@ -195,7 +205,7 @@ def _output_kernel(  # type: ignore[no-untyped-def]
     inside = (c < C)[:, None] & (k < 2 * m)[None, :]
     a, b = load_signal(y, p, c, k, C, n, inside, BL, BC)
     if ROWS == 1:
-        _store_pair(a, b, out, bias, p, i, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+        _store_pair(a, b, out, bias, p, i, c, B, C, L, o_b, o_c, o_l, lengths, BIAS, GELU, MASKED)
     else:
         d, e = load_signal(y + 2 * m, p, c, k, C, n, inside, BL, BC)
         h, j = load_signal(y + 4 * m, p, c, k, C, n, inside, BL, BC)
@@ -204,14 +214,14 @@ def _output_kernel(  # type: ignore[no-untyped-def]
         cos, sin = cos[None, :], sin[None, :]
         t = tl.where(i < m, i, L)
         re, im, re2, im2 = join_rows(a, b, d, e, h, j, q, r, cos, sin)
-        _store_pair(re, im, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
-        _store_pair(re2, im2, out, bias, p, t + m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+        _store_pair(re, im, out, bias, p, t, c, B, C, L, o_b, o_c, o_l, lengths, BIAS, GELU, MASKED)
+        _store_pair(re2, im2, out, bias, p, t + m, c, B, C, L, o_b, o_c, o_l, lengths, BIAS, GELU, MASKED)
         if FILLED > 2:
             d, e, h, j, q, r = _turn_rows(d, e, h, j, q, r, cos, sin)
             re, im = a - d + h - q, b - e + j - r
-            _store_pair(re, im, out, bias, p, t + 2 * m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+            _store_pair(re, im, out, bias, p, t + 2 * m, c, B, C, L, o_b, o_c, o_l, lengths, BIAS, GELU, MASKED)
             re, im = a + e - h - r, b - d - j + q
-            _store_pair(re, im, out, bias, p, t + 3 * m, c, B, C, L, o_b, o_c, o_l, BIAS, GELU)
+            _store_pair(re, im, out, bias, p, t + 3 * m, c, B, C, L, o_b, o_c, o_l, lengths, BIAS, GELU, MASKED)
 
 
 @triton.jit(do_not_specialize=["R", "C"])
@@ -281,31 +291,46 @@ def aligned_length(n: int) -> int:
     return power if 4 * power <= 5 * n or n <= 32 else min(power, 16 * fast_length(-(-n // 16)))
 
 
-def pack(x: Tensor, n: int, dtype: torch.dtype, rows: int = 1) -> Tensor:
-    """Return pairs of the sequences of x (B, C, L), padded to n and divided into rows: complex (pairs, C, n)."""
+def pack(x: Tensor, n: int, dtype: torch.dtype, rows: int = 1, lengths: Tensor | None = None) -> Tensor:
+    """Return pairs of the sequences of x (B, C, L), padded to n and divided into rows: complex (pairs, C, n).
+
+    Positions of x from `lengths` (B,) on are treated as zero.
+    """
     B, C, L = x.shape
     R, m = -(-B // 2), n // rows
     out = torch.empty(R, C, n, 2, device=x.device, dtype=dtype)
+    ends = x if lengths is None else lengths.contiguous()
     tile = (TILE_TIME, TILE_CHANNELS) if rows == 1 else (ROWS_TIME, ROWS_CHANNELS)
     for start in range(0, R, MAX_PAIRS):
-        some, pairs = x[2 * start : 2 * (start + MAX_PAIRS)], out[start : start + MAX_PAIRS]
+        batch, pairs = slice(2 * start, 2 * (start + MAX_PAIRS)), out[start : start + MAX_PAIRS]
+        some = x[batch]
         _pack_kernel[triton.cdiv(m, tile[0]), triton.cdiv(C, tile[1]), len(pairs)](
-            some, pairs, len(some), C, L, n, *some.stride(),
-            ROWS=rows, FILLED=2 if 2 * m >= L else 4, BL=tile[0], BC=tile[1],
+            some, pairs, ends[batch], len(some), C, L, n, *some.stride(),
+            MASKED=lengths is not None, ROWS=rows, FILLED=2 if 2 * m >= L else 4, BL=tile[0], BC=tile[1],
         )  # fmt: skip
     return torch.view_as_complex(out)
 
 
-def unpack(y: Tensor, out: Tensor, rows: int = 1, bias: Tensor | None = None, gelu: bool = False) -> None:
-    """Write the first positions of pairs in time, (pairs, C, n) in rows, to a batch (B, C, L)."""
+def unpack(
+    y: Tensor,
+    out: Tensor,
+    rows: int = 1,
+    bias: Tensor | None = None,
+    gelu: bool = False,
+    lengths: Tensor | None = None,
+) -> None:
+    """Write the first positions of pairs in time, (pairs, C, n) in rows, to a batch (B, C, L); zero from lengths on."""
     _, C, L = out.shape
     n, real = y.shape[-1], torch.view_as_real(y)
+    ends = out if lengths is None else lengths.contiguous()
     tile = (TILE_TIME, TILE_CHANNELS) if rows == 1 else (ROWS_TIME, ROWS_CHANNELS)
     for start in range(0, len(y), MAX_PAIRS):
-        some, pairs = out[2 * start : 2 * (start + MAX_PAIRS)], real[start : start + MAX_PAIRS]
+        batch, pairs = slice(2 * start, 2 * (start + MAX_PAIRS)), real[start : start + MAX_PAIRS]
+        some = out[batch]
         _output_kernel[triton.cdiv(min(n // rows, L), tile[0]), triton.cdiv(C, tile[1]), len(pairs)](
-            pairs, some, real if bias is None else bias.contiguous(), len(some), C, L, n, *out.stride(),
-            BIAS=bias is not None, GELU=gelu, ROWS=rows, FILLED=2 if 2 * n // rows >= L else 4, BL=tile[0], BC=tile[1],
+            pairs, some, real if bias is None else bias.contiguous(), ends[batch], len(some), C, L, n, *out.stride(),
+            BIAS=bias is not None, GELU=gelu, MASKED=lengths is not None, ROWS=rows,
+            FILLED=2 if 2 * n // rows >= L else 4, BL=tile[0], BC=tile[1],
         )  # fmt: skip
 
 
@@ -321,10 +346,10 @@ class TritonEngine(TorchEngine):
         step = min(max(1, self.slice_bytes // (2 * copies * C * n * self.dtype.itemsize)), MAX_PAIRS)
         return (slice(2 * start, min(2 * (start + step), B)) for start in range(0, -(-B // 2), step))
 
-    def spectrum(self, x: Tensor, n: int) -> Tensor:
-        """Transform pairs into (ceil(B / 2), C, n)."""
+    def spectrum(self, x: Tensor, n: int, lengths: Tensor | None = None) -> Tensor:
+        """Transform pairs, treated as zero from `lengths` on, into (ceil(B / 2), C, n)."""
         rows = rows_of(n)
-        packed = pack(x, n, self.dtype, rows)
+        packed = pack(x, n, self.dtype, rows, lengths)
         return torch.fft.fft(packed.unflatten(-1, (rows, n // rows))).flatten(-2)
 
     def inverse(self, X: Tensor, n: int) -> Tensor:
@@ -366,6 +391,8 @@ class TritonEngine(TorchEngine):
         _taps_kernel[triton.cdiv(ahead + behind, PLACE_WIDTH), len(y)](y, taps, ahead, behind, n, WIDTH=PLACE_WIDTH)
         return taps
 
-    def output(self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False) -> None:
-        """Write pairs in time, from `inverse`, to a batch (B, C, L); add a bias (C,) and apply GELU if asked to."""
-        unpack(y, out, rows_of(y.shape[-1]), bias, gelu)
+    def output(
+        self, y: Tensor, out: Tensor, bias: Tensor | None = None, gelu: bool = False, lengths: Tensor | None = None
+    ) -> None:
+        """Write pairs in time, from `inverse`, to a batch (B, C, L), with bias and GELU; zero from `lengths` on."""
+        unpack(y, out, rows_of(y.shape[-1]), bias, gelu, lengths)

@@ -19,6 +19,11 @@ def mask_positions(x: Tensor, lengths: Tensor, length: int, dtype: torch.dtype |
     return _mask_positions(x, lengths.contiguous(), length, dtype)
 
 
+def mask_sequences(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return x (B, C, L), zero from `lengths` (B,) on; x itself if there are no lengths."""
+    return x if lengths is None else mask_positions(x.mT, lengths, x.shape[2]).mT
+
+
 def mask_positions_reference(x: Tensor, lengths: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Compute `mask_positions` by plain torch."""
     padding = torch.arange(min(length, x.shape[1]), device=x.device) >= lengths[:, None]

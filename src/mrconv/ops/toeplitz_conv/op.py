@@ -12,10 +12,18 @@ from torch import Tensor
 from .._common import bias_gradient, reject_forward_mode, use_triton
 from .._registration import eager_op
 from ..fft_conv.op import fft_conv_backward
+from ..masking.op import mask_sequences
 from ..select import TOEPLITZ_DTYPES
 
 
-def toeplitz_conv(u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
+def toeplitz_conv(
+    u: Tensor,
+    kernel: Tensor,
+    lead: int = 0,
+    bias: Tensor | None = None,
+    gelu: bool = False,
+    lengths: Tensor | None = None,
+) -> Tensor:
     """Compute `fft_conv` on the tensor cores.
 
     The kernel (C, K) is rounded to u's dtype, scaled per channel so that it neither overflows nor underflows. In
@@ -28,33 +36,36 @@ def toeplitz_conv(u: Tensor, kernel: Tensor, lead: int = 0, bias: Tensor | None 
         raise ValueError(f"lead must be from 0 to {kernel.shape[-1] - 1}, below the kernel's length; got {lead}")
     use_triton(u, "triton")
     reject_forward_mode(u, kernel, bias)
-    return _toeplitz_conv(u, kernel, bias, lead, gelu)
+    return _toeplitz_conv(u, kernel, bias, lengths, lead, gelu)
 
 
 @eager_op("toeplitz_conv")
-def _toeplitz_conv(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool) -> Tensor:
+def _toeplitz_conv(
+    u: Tensor, kernel: Tensor, bias: Tensor | None, lengths: Tensor | None, lead: int, gelu: bool
+) -> Tensor:
     from . import triton_kernels
 
-    return triton_kernels.conv(u, kernel, lead, bias, gelu)
+    return triton_kernels.conv(u, kernel, lead, bias, gelu, lengths)
 
 
 @_toeplitz_conv.register_fake
-def _(u: Tensor, kernel: Tensor, bias: Tensor | None, lead: int, gelu: bool) -> Tensor:
+def _(u, kernel, bias, lengths, lead, gelu):  # type: ignore[no-untyped-def]
     return torch.empty_like(u)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    u, kernel, bias, ctx.lead, ctx.gelu = inputs
-    ctx.save_for_backward(u, kernel, bias)
+    u, kernel, bias, lengths, ctx.lead, ctx.gelu = inputs
+    ctx.save_for_backward(u, kernel, bias, lengths)
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    u, kernel, bias = ctx.saved_tensors
+    u, kernel, bias, lengths = ctx.saved_tensors
+    u, grad = mask_sequences(u, lengths), mask_sequences(grad, lengths)
     if ctx.gelu:
-        before = _toeplitz_conv(u, kernel, bias, ctx.lead, False)
+        before = _toeplitz_conv(u, kernel, bias, None, ctx.lead, False)
         grad = torch.ops.aten.gelu_backward(grad.float(), before.float())
     du, dkernel = fft_conv_backward(grad, u, kernel, ctx.lead, True)
-    return du, dkernel, bias_gradient(grad, bias), None, None
+    return mask_sequences(du, lengths), dkernel, bias_gradient(grad, bias), None, None, None
 
 
 _toeplitz_conv.register_autograd(_backward, setup_context=_setup)

@@ -2,7 +2,8 @@
 
 Time is divided into blocks. For one channel, a program computes a tile of time blocks of several sequences: it sums
 u [blocks, chunk] @ Toeplitz [chunk, block] over the chunks of time that its blocks depend on. Time must be contiguous:
-an input or output with another layout is copied to or from a scratch tensor (C, B, time).
+an input or output with another layout is copied to or from a scratch tensor (C, B, time). These copies also zero the
+padding of sequences of different lengths.
 
 An element of the Toeplitz matrix is the kernel at lag t - s. The kernel is stored in a strip of several copies, each
 shifted by one, so that every line of the matrix is an aligned piece of memory: line s reads copy s % copies.
@@ -42,10 +43,13 @@ STRIP_BLOCK = 1024  # lags that are written to a strip at a time
 
 @triton.jit(do_not_specialize=["L", "time_blocks"])
 def _copy_kernel(  # type: ignore[no-untyped-def]
-    u, x, C, L, time_blocks, u_b, u_c, u_l, x_b, x_c,
-    TO_SCRATCH: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
+    u, x, lengths, C, L, time_blocks, u_b, u_c, u_l, x_b, x_c,
+    MASKED: tl.constexpr, TO_SCRATCH: tl.constexpr, BL: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Copy u (B, C, L) to x, contiguous in time and padded with zeros to whole tiles; or x to u."""
+    """Copy u (B, C, L) to x, contiguous in time and padded with zeros to whole tiles; or x to u.
+
+    Copies are zero from `lengths` on, if MASKED.
+    """
     channel_blocks = tl.cdiv(C, BC)
     i = tl.program_id(0)
     c = (i % channel_blocks) * BC + tl.arange(0, BC)
@@ -53,12 +57,18 @@ def _copy_kernel(  # type: ignore[no-untyped-def]
     b = (i // channel_blocks // time_blocks).to(tl.int64)
     real = (c < C)[None, :]
     inside = (t < L)[:, None] & real
+    valid = inside
+    if MASKED:
+        valid = inside & (t < tl.load(lengths + b))[:, None]
     there = u + b * u_b + offsets(t, c, u_l, u_c)
     here = x + b * x_b + c[None, :].to(tl.int64) * x_c + t[:, None]
     if TO_SCRATCH:
-        tl.store(here, tl.load(there, inside, 0.0), real)
+        tl.store(here, tl.load(there, valid, 0.0), real)
     else:
-        tl.store(there, tl.load(here, real, 0.0), inside)
+        v = tl.load(here, real, 0.0)
+        if MASKED:
+            v = tl.where(valid, v, 0.0)
+        tl.store(there, v, inside)
 
 
 @triton.jit(do_not_specialize=["low", "high", "shift", "units"])
@@ -202,8 +212,13 @@ def reached(low: int, high: int, tile: Tile) -> tuple[int, int]:
     return -((high + tile.chunk - 1) // tile.chunk), (tile.block - 1 - low) // tile.chunk + 1
 
 
-def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) -> Tensor:
-    """Return y[t] = sum_j kernel[j] u[t + lead - j] + bias, with GELU if `gelu`, in u's dtype and memory format."""
+def conv(
+    u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool, lengths: Tensor | None = None
+) -> Tensor:
+    """Return y[t] = sum_j kernel[j] u[t + lead - j] + bias, with GELU if `gelu`, in u's dtype and memory format.
+
+    u and y are zero from `lengths` (B,) on.
+    """
     L, y = u.shape[2], torch.empty_like(u)
     if u.numel() == 0:
         return y
@@ -216,12 +231,15 @@ def conv(u: Tensor, kernel: Tensor, lead: int, bias: Tensor | None, gelu: bool) 
         kernel, strip, scale, *kernel.stride(), lead - ahead, lead + behind, lead + first * 16, units,
         COPIES=COPIES, BL=STRIP_BLOCK,
     )  # fmt: skip
-    x, out = (z if _is_time_contiguous(z, tile.chunk) else time_contiguous_empty(z, tile.chunk) for z in (u, y))
+    x, out = (
+        z if lengths is None and _is_time_contiguous(z, tile.chunk) else time_contiguous_empty(z, tile.chunk)
+        for z in (u, y)
+    )
     if x is not u:
-        copy_time_contiguous(u, x, True)
+        copy_time_contiguous(u, x, True, lengths)
     conv_time_contiguous(x, strip, scale, bias, out, L, -ahead, behind - 1, gelu, tile)
     if out is not y:
-        copy_time_contiguous(y, out, False)
+        copy_time_contiguous(y, out, False, lengths)
     return y
 
 
@@ -252,10 +270,13 @@ def time_contiguous_empty(z: Tensor, chunk: int) -> Tensor:
     return z.new_empty(C, B, triton.cdiv(L, max(chunk, COPY_TIME)) * max(chunk, COPY_TIME)).transpose(0, 1)
 
 
-def copy_time_contiguous(u: Tensor, x: Tensor, to_scratch: bool) -> None:
-    """Copy u (B, C, L) to x, (B, C, time) of `time_contiguous_empty`, if `to_scratch`, else x to u."""
+def copy_time_contiguous(u: Tensor, x: Tensor, to_scratch: bool, lengths: Tensor | None = None) -> None:
+    """Copy u (B, C, L) to x, (B, C, time) of `time_contiguous_empty`, if `to_scratch`, else x to u.
+
+    The copy is zero from `lengths` (B,) on.
+    """
     (B, C, L), time_blocks = u.shape, x.shape[2] // COPY_TIME
     _copy_kernel[(triton.cdiv(C, COPY_CHANNELS) * time_blocks * B,)](
-        u, x, C, L, time_blocks, *u.stride(), *x.stride()[:2],
-        TO_SCRATCH=to_scratch, BL=COPY_TIME, BC=COPY_CHANNELS, num_warps=COPY_WARPS,
+        u, x, u if lengths is None else lengths.contiguous(), C, L, time_blocks, *u.stride(), *x.stride()[:2],
+        MASKED=lengths is not None, TO_SCRATCH=to_scratch, BL=COPY_TIME, BC=COPY_CHANNELS, num_warps=COPY_WARPS,
     )  # fmt: skip
