@@ -50,9 +50,10 @@ def test_compiles_as_one_graph_in_training_eval_and_merged(kind, backend):
         assert torch.allclose(a, b, atol=1e-5), name
     eager.eval()
     tested.eval()
-    assert relative(compiled(u), eager(u)) < 1e-5
-    merged = copy.deepcopy(eager).reparameterize()
-    assert relative(torch.compile(merged, fullgraph=True, backend="aot_eager")(u), eager(u)) < 1e-5
+    merged = torch.compile(copy.deepcopy(eager).reparameterize(), fullgraph=True, backend="aot_eager")
+    for kwargs in ({}, {"lengths": lengths}):
+        assert relative(compiled(u, **kwargs), eager(u, **kwargs)) < 1e-5
+        assert relative(merged(u, **kwargs), eager(u, **kwargs)) < 1e-5
 
 
 @pytest.mark.slow

@@ -187,15 +187,25 @@ class MRConv(Mixer, CachedIntegerBuffers):
         if longest == 0:
             return as_autocast(self._cast(u).new_zeros(*u.shape[:2], self.heads * self.d_model))
         lengths = lengths.to(u.device)
+        if self._masks_inside:
+            y = self.convolve(self._cast(u[:, :longest]), lengths, rate, gelu)
+            return y if longest == u.shape[1] else ops.mask_positions(y, lengths, u.shape[1])
         x = ops.mask_positions(u, lengths, longest, self._cast(u[:0]).dtype)
         y = self.convolve(x, lengths, rate, gelu)
         return ops.mask_positions(y, lengths, u.shape[1], as_autocast(y[:0]).dtype)
 
-    def convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool = False) -> Tensor:
-        """Compute `forward` without its checks, casts and masks.
+    @property
+    def _masks_inside(self) -> bool:
+        """Whether `convolve` masks its input and output: one convolution, which does so as it loads and stores."""
+        reference = self.backend == "reference" and not self.merged
+        return self.groups == 1 and not reference and not self.uses_batch_statistics
 
-        u (B, L, d_model) is zero from `lengths` on; the output there is undefined. With `gelu`, the output is passed
-        through GELU: inside the convolution's last pass over memory if no gradients are needed, after it otherwise.
+    def convolve(self, u: Tensor, lengths: Tensor | None, rate: float, gelu: bool = False) -> Tensor:
+        """Compute `forward` without its checks and casts, and without its masks unless `_masks_inside`.
+
+        If it does not mask, u (B, L, d_model) is zero from `lengths` on and the output there is undefined. With `gelu`,
+        the output is passed through GELU: inside the convolution's last pass over memory if no gradients are needed,
+        after it otherwise.
         """
         B, L, _ = u.shape
         x = u.transpose(1, 2).reshape(B * self.groups, self.d_model // self.groups, L)
@@ -210,7 +220,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
             y = self._normalised_branches(x, lengths, rate)
         else:
             fused = gelu and self.groups == 1 and not self._needs_gradients(x)  # the gradient of GELU needs its input
-            y, gelu = self._merged_conv(x, rate, fused), gelu and not fused
+            y, gelu = self._merged_conv(x, lengths if self._masks_inside else None, rate, fused), gelu and not fused
         x, y = (z.reshape(B, self.heads * self.d_model, L) for z in (x, y))
         if skip is not None:
             y = y + skip[:, None].to(x.dtype) * x
@@ -302,13 +312,14 @@ class MRConv(Mixer, CachedIntegerBuffers):
             bias = kernels[0].values.new_zeros(C) if biases[0] is None else sum(biases[1:], biases[0])
         return MergedKernel(*merged, bias)
 
-    def _merged_conv(self, x: Tensor, rate: float, gelu: bool) -> Tensor:
-        """Convolve x (B, C, L) with the merged kernel, and with the skip if groups = 1; add the bias."""
+    def _merged_conv(self, x: Tensor, lengths: Tensor | None, rate: float, gelu: bool) -> Tensor:
+        """Convolve x (B, C, L) with the merged kernel, and with the skip if groups = 1; add the bias; mask."""
         if self._select_moving_sums(x, rate) is not None and self.bias is not None:
             skip = self.D if self.groups == 1 else None
-            return ops.moving_sum_conv(x, *self.directions[0].constant_kernels(rate), skip, self.bias, gelu)
+            x, kernels = ops.mask_sequences(x, lengths), self.directions[0].constant_kernels(rate)
+            return ops.mask_sequences(ops.moving_sum_conv(x, *kernels, skip, self.bias, gelu), lengths)
         values, lags, bias = self._inference_kernel(rate)
-        return ops.conv(x, values, lags, bias, gelu, self._backend)
+        return ops.conv(x, values, lags, bias, gelu, self._backend, lengths)
 
     def _select_moving_sums(self, x: Tensor, rate: float) -> ops.Selection | None:
         """Return the selection of moving sums for a merged kernel, None if it cannot or should not run so."""

@@ -106,6 +106,36 @@ def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bid
     assert relative(z.double().cpu(), exact.eval()(u)) < tolerance
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 1},
+        {"kernel_size": 4, "bidirectional": True},
+        {"kernel_size": 4, "heads": 2},
+        {"kernel_size": 4, "groups": 7},
+        {"kernel": "dilated", "kernel_size": 4},
+        {"kernel": "sparse", "kernel_size": 16},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+@torch.no_grad()
+def test_merged_layers_with_lengths_equal_their_branches(options, dtype):
+    exact = randomise(MRConv(7, 70, **options, backend="reference", dtype=torch.float64)).eval()
+    merged = copy.deepcopy(exact).reparameterize().to(DEVICE, dtype)
+    merged.backend = "triton"
+    for lengths in (torch.tensor([67, 0, 30]), torch.tensor([61, 2, 30])):
+        u = torch.randn(3, 67, 7, dtype=torch.float64).to(dtype)
+        padding = torch.arange(67) >= lengths[:, None]
+        u[padding] = float("nan")
+        expected = exact(u.double(), lengths, gelu=True)
+        for on_device in (True, False):  # from the CPU the longest length is known
+            y = merged(u.to(DEVICE), lengths.to(DEVICE) if on_device else lengths, gelu=True)
+            assert y.dtype == dtype
+            assert not y.cpu()[padding].any()
+            assert relative(y.double().cpu(), expected) < {8: 1e-9, 4: 2e-6, 2: 2e-2}[dtype.itemsize]
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [Algorithm.TAPS, Algorithm.MOVING_SUM, Algorithm.MOVING_MODES, Algorithm.SPECTRAL, Algorithm.TOEPLITZ],
