@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mrconv import MRConv, MRConvBlock, SequenceClassifier, reparameterize
+from mrconv.ops import Algorithm, select
 
 from .conftest import randomise, relative
 
@@ -413,6 +414,25 @@ def test_changed_modes_take_effect():
         assert torch.equal(merged(u), copy.deepcopy(merged)(u))
     state = dict(other.named_parameters())
     assert torch.equal(torch.func.functional_call(merged, state, (u,)), other(u))
+    assert relative(merged.float()(u.float()), merged.double()(u)) < 1e-6
+
+
+@torch.no_grad()
+def test_the_dense_form_of_merged_taps_is_cached_and_follows_changes(monkeypatch):
+    monkeypatch.setattr(select, "cost", lambda u, triton, algorithm, problem: float(algorithm is Algorithm.TAPS))
+    merged, u = layer("dilated").reparameterize(), torch.randn(2, 50, 4, dtype=torch.float64)
+    other = layer("dilated").reparameterize()
+    for change in (
+        lambda: merged.weight.mul_(2),
+        lambda: merged.bias.add_(1),
+        lambda: merged.load_state_dict(other.state_dict()),
+        lambda: (merged.weight.data.mul_(2), merged.eval()),
+    ):
+        before = merged(u)
+        assert merged._inference_kernel(u.mT, 1.0) is merged._inference_kernel(u.mT, 1.0)
+        change()
+        assert relative(merged(u), before) > 1e-3
+        assert torch.equal(merged(u), copy.deepcopy(merged)(u))
     assert relative(merged.float()(u.float()), merged.double()(u)) < 1e-6
 
 

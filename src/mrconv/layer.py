@@ -318,7 +318,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
             skip = self.D if self.groups == 1 else None
             x, kernels = ops.mask_sequences(x, lengths), self.directions[0].constant_kernels(rate)
             return ops.mask_sequences(ops.moving_sum_conv(x, *kernels, skip, self.bias, gelu), lengths)
-        values, lags, bias = self._inference_kernel(rate)
+        values, lags, bias = self._inference_kernel(x, rate)
         return ops.conv(x, values, lags, bias, gelu, self._backend, lengths)
 
     def _select_moving_sums(self, x: Tensor, rate: float) -> ops.Selection | None:
@@ -331,16 +331,30 @@ class MRConv(Mixer, CachedIntegerBuffers):
     def _needs_gradients(self, *inputs: Tensor) -> bool:
         return torch.is_grad_enabled() and any(z.requires_grad for z in (*inputs, *self.parameters()))
 
-    def _inference_kernel(self, rate: float) -> MergedKernel:
-        """Return the merged kernel with the skip, if groups = 1; expanded from modes once, if no graph records it."""
+    def _inference_kernel(self, x: Tensor, rate: float) -> MergedKernel:
+        """Return the merged kernel for x, with the skip if groups = 1.
+
+        Modes, and taps that x is not convolved with as taps, become a dense kernel once, if no graph records it.
+        """
         if self.low_rank and self.bias is not None and self.D is not None:
             tensors = [self.bias, self.D, *(direction.modes for direction in self.directions)]
             if cacheable(tensors):
                 return cached(self, rate, MRConv._expand, tensors=tensors)
+        if self.weight is not None and self.bias is not None and self.lags is not None:
+            tensors = [self.weight, self.bias, self.lags]
+            if cacheable(tensors) and not self._convolves_by_taps(x):
+                return cached(self, rate, MRConv._densify, tensors=tensors)
         return self._expand(rate)
+
+    def _convolves_by_taps(self, x: Tensor) -> bool:
+        return ops.select_conv(x, self.integers("lags"), self._backend).algorithm is ops.Algorithm.TAPS
 
     def _expand(self, rate: float) -> MergedKernel:
         return self.merged_kernel(rate, include_skip=self.groups == 1)
+
+    def _densify(self, rate: float) -> MergedKernel:
+        values, lags, bias = self._expand(rate)
+        return MergedKernel(*ops.dense_taps(values, lags), bias)
 
     def k_rep(self, rate: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the merged kernel, dense, and its bias, from the running statistics; differentiable.

@@ -10,7 +10,7 @@ from .conv import conv, conv_reference
 from .fft_conv.op import fft_conv, kernel_spectrum
 from .fft_conv.reference import fft_conv_reference
 from .fft_conv.spectra import fast_length
-from .kernel_taps import densify
+from .kernel_taps import dense_taps, densify
 from .masking.op import mask_positions, mask_sequences
 from .merge.op import merge
 from .moving_sum_conv.op import moving_sum_conv
@@ -43,6 +43,7 @@ __all__ = [
     "constants",
     "conv",
     "conv_reference",
+    "dense_taps",
     "densify",
     "fast_length",
     "fft_conv",

@@ -8,7 +8,7 @@ from torch import Tensor
 from ._common import Lags
 from .fft_conv.op import fft_conv
 from .fft_conv.reference import fft_conv_reference
-from .kernel_taps import around_zero, densify
+from .kernel_taps import around_zero, dense_taps
 from .masking.op import mask_sequences
 from .select import Algorithm, select_conv
 from .tap_conv.op import tap_conv
@@ -35,10 +35,7 @@ def conv(
         return mask_sequences(conv(mask_sequences(u, lengths), values, lags, bias, gelu, backend), lengths)
     if algorithm is Algorithm.TAPS:
         return tap_conv(u, values, tuple(lags), bias, gelu, backend)
-    if not isinstance(lags, range):
-        ahead, behind = max(0, -min(lags)), 1 + max(0, *lags)
-        values, lags = densify(values, lags, ahead, behind), range(-ahead, behind)
-    kernel, lead = around_zero(values, lags)
+    kernel, lead = around_zero(*dense_taps(values, lags))
     if algorithm is Algorithm.TOEPLITZ:
         return toeplitz_conv(u, kernel, lead, bias, gelu, lengths)
     return fft_conv(u, kernel, lead, bias, gelu, backend, lengths=lengths)

@@ -49,6 +49,14 @@ def densify(values: Tensor, lags: Lags, ahead: int, behind: int) -> Tensor:
     return values.new_zeros(values.shape[0], ahead + behind).index_add_(1, index, values)
 
 
+def dense_taps(values: Tensor, lags: Lags) -> tuple[Tensor, range]:
+    """Return scattered taps as a dense kernel that includes lag 0; a dense kernel unchanged."""
+    if isinstance(lags, range):
+        return values, lags
+    ahead, behind = max(0, -min(lags)), 1 + max(0, *lags)
+    return densify(values, lags, ahead, behind), range(-ahead, behind)
+
+
 def around_zero(values: Tensor, lags: range) -> tuple[Tensor, int]:
     """Return a dense kernel in ascending order of lags, padded to include lag 0, and the number of negative lags."""
     values, lags = _ascending(values, lags)
