@@ -72,7 +72,9 @@ def main(capability):
     for (kernel, size), dtype in itertools.product(KINDS, (torch.float32, torch.bfloat16)):
         layer = MRConv(32, 2048, kernel=kernel, kernel_size=size, bidirectional=size == 8, backend="triton")
         u = torch.randn(2, 1100, 32, dtype=dtype, requires_grad=True)
-        reparameterize(copy.deepcopy(layer).eval())(u, gelu=True)
+        merged = reparameterize(copy.deepcopy(layer).eval())
+        for lengths in (None, torch.tensor([1100, 60])):
+            merged(u, lengths, gelu=True)
         layer(u, gelu=True).sum().backward()
         layer(u, torch.tensor([1100, 60])).sum().backward()
     layer = MRConv(32, 512, kernel_size=2, backend="triton")  # in float32 MOVING_MODES costs least up to 1,024 taps
