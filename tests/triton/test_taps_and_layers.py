@@ -87,11 +87,11 @@ def check_branches(lags, skipped, u, lengths, mask):
 )
 def test_layers_in_lower_precision_match_float64(dtype, kernel, kernel_size, bidirectional, masked):
     options = {"kernel": kernel, "kernel_size": kernel_size, "bidirectional": bidirectional}
-    exact = randomise(MRConv(7, 50, **options, backend="reference", dtype=torch.float64))
+    exact = randomise(MRConv(3, 50, **options, backend="reference", dtype=torch.float64))
     layer = copy.deepcopy(exact).float().to(DEVICE)
     layer.backend = "triton"
-    u = torch.randn(3, 45, 7, dtype=torch.float64).to(dtype).double()
-    lengths = torch.tensor([45, 2, 30]) if masked else None
+    u = torch.randn(2, 45, 3, dtype=torch.float64).to(dtype).double()
+    lengths = torch.tensor([45, 2]) if masked else None
     y, du, grads = training_step(exact, u, lengths=lengths)
     z, dz, gpu_grads = training_step(layer, u.to(DEVICE, dtype), lengths=lengths)
     half = 1e-2 if DEVICE == "cpu" else 5e-3  # Triton's interpreter truncates to half precision
