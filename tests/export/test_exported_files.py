@@ -1,5 +1,7 @@
 """Exported files give the model's outputs without mrconv, and a wrong file is never written."""
 
+import contextlib
+import io
 import itertools
 import shutil
 import subprocess
@@ -172,23 +174,41 @@ def test_an_aoti_step_equals_the_parallel_form(tmp_path, layer):
     assert export(build(**LAYERS[layer]), tmp_path / "step.aoti.pt2", "aoti", step=True).error < 1e-4
 
 
-def test_torch_files_load_without_mrconv(tmp_path):
-    model, x = build(), torch.randn(3, 11, 2)
-    export(model, tmp_path / "model.pt2", "torch")
-    export(model, tmp_path / "step.pt2", "torch", step=True)
-    torch.save((x, model(x).detach()), tmp_path / "expected.pt")
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory):
+    """A model, the folder in which the command wrote both of its forms, and what it printed for the first."""
+    folder, model, printed = tmp_path_factory.mktemp("commanded"), build(), io.StringIO()
+    model.save_pretrained(folder / "model")
+    with contextlib.redirect_stdout(printed):
+        assert main(["export", str(folder), "--format", "torch"]) == 0
+    step = str(folder / "other.pt2")
+    assert main(["export", str(folder / "model"), "--format", "torch", "--step", "--out", step]) == 0
+    return model, folder, printed.getvalue()
+
+
+def test_the_command_takes_a_run_or_a_saved_model(commanded):
+    _, run, printed = commanded
+    assert printed.startswith(f"{run / 'model.pt2'}: 0.")
+    assert "largest relative difference from PyTorch: " in printed
+    assert "1 x 300, 3 x 150, 2 x 1" in printed
+    assert (run / "other.pt2").exists()
+
+
+def test_torch_files_load_without_mrconv(commanded):
+    (model, folder, _), x = commanded, torch.randn(3, 11, 2)
+    torch.save((x, model(x).detach()), folder / "expected.pt")
     code = """
 import sys, torch
 sys.modules["mrconv"] = None
 x, expected = torch.load("expected.pt")
 assert torch.allclose(torch.export.load("model.pt2").module()(x), expected, atol=1e-4)
-step = torch.export.load("step.pt2").module()
+step = torch.export.load("other.pt2").module()
 state = [torch.zeros(3, 300, 4), torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
 for t in range(11):
     y, *state = step(x[:, t], *state)
 assert torch.allclose(y, expected, atol=1e-4)
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=folder)
 
 
 @pytest.mark.slow
@@ -254,18 +274,6 @@ def test_a_baseline_is_exported_with_a_fixed_length(tmp_path):
     with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be exported as onnx: .*No ONNX function found"):
         export(s4d, tmp_path / "s4d.onnx", "onnx", fixed=True)
     assert {path.name for path in tmp_path.iterdir()} == {"s4d.pt2"}
-
-
-def test_the_command_takes_a_run_or_a_saved_model(tmp_path, capsys):
-    run = tmp_path / "run"
-    build(l_max=30).save_pretrained(run / "model")
-    assert main(["export", str(run), "--format", "torch"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{run / 'model.pt2'}: 0.")
-    assert "largest relative difference from PyTorch: " in printed
-    assert "1 x 30, 3 x 15, 2 x 1" in printed
-    assert main(["export", str(run / "model"), "--format", "torch", "--step", "--out", str(tmp_path / "x.pt2")]) == 0
-    assert (tmp_path / "x.pt2").exists()
 
 
 @pytest.mark.parametrize(
