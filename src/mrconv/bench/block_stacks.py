@@ -1,6 +1,7 @@
 """Stacks of blocks that differ only in their mixer: MRConv, N branches, a dense kernel, or none.
 
-A dense kernel is convolved by torch's FFTs ("dense") and by the algorithms that MRConv uses ("longconv").
+A dense kernel is convolved by torch's FFTs ("dense") and by the algorithms that MRConv uses ("longconv"). For inference
+MRConv is merged into dense kernels: a graph would expand modes in every call.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def measure_shape(shape: shapes.ModelShape, mixers: Sequence[str], options: Opti
         stacks = {mixer: stack(shape, mixer, device) for mixer in mixers}
         if name == "inference":
             stacks = {
-                "merged" if mixer == "ours" else mixer: freeze(reparameterize(module))
+                "merged" if mixer == "ours" else mixer: freeze(reparameterize(module, dense=True))
                 for mixer, module in stacks.items()
                 if mixer != "branches"
             }
