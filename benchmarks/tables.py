@@ -18,6 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
+TIMINGS = ("compile_graph_ms", "graph_ms", "ms")
+DENSE = "merged, dense"
 STACKS = ("ListOps", "Text", "Image", "Pathfinder", "Path-X")
 Record = Mapping[str, Any]
 
@@ -49,13 +51,13 @@ def source(name: str) -> str:
 
 def times(result: Mapping[str, float | None]) -> list[str]:
     """Return a candidate's times compiled and as a graph, as a graph, and eager."""
-    return [number(result.get(timing)) for timing in ("compile_graph_ms", "graph_ms", "ms")]
+    return [number(result.get(timing)) for timing in TIMINGS]
 
 
-def fastest(result: Mapping[str, Any] | None) -> str:
-    """Return the smallest of a candidate's times."""
-    found = [result[key] for key in ("ms", "graph_ms", "compile_graph_ms") if result and result.get(key) is not None]
-    return number(min(found, default=None))
+def fastest(*results: Mapping[str, Any] | None, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> str:
+    """Return the smallest of the candidates' times."""
+    found = [result.get(timing) for result in results if result for timing in timings]
+    return number(min((ms for ms in found if ms is not None), default=None))
 
 
 def training_stacks(name: str) -> str:
@@ -77,10 +79,11 @@ def training_stacks(name: str) -> str:
 
 
 def merged_stacks(name: str) -> str:
-    """Return the inference of merged stacks beside dense kernels."""
-    header = ["stack", "ours, compiled, graph", "graph", "eager", "none", "longconv", "dense"]
+    """Return the inference of merged stacks, and of those that keep modes as dense kernels too, beside others."""
+    header = ["stack", "ours, compiled, graph", "graph", "eager", "dense kernels, compiled, graph", "graph", "eager"]
+    header += ["none", "longconv", "dense"]
     rows = [
-        [row["shape"]["name"], *times(row["inference"]["merged"])]
+        [row["shape"]["name"], *times(row["inference"]["merged"]), *times(row["inference"].get(DENSE, {}))]
         + [fastest(row["inference"].get(mixer)) for mixer in ("none", "longconv", "dense")]
         for row in read(name)["rows"]
     ]
@@ -100,8 +103,8 @@ def targets() -> str:
         limits = others["targets_ms"][step + ", eager" * eager][dtype]
         cells = []
         for stack in STACKS:
-            ours = after.get(stack, {}).get("ours" if step == "training" else "merged", {})
-            now = number(ours.get("ms")) if eager else fastest(ours)
+            ours = [after.get(stack, {}).get(key) for key in ("ours", "merged", DENSE)]
+            now = fastest(*ours, timings=["ms"]) if eager else fastest(*ours)
             cells.append(f"{others['ms'][step][dtype]['mrconv'][stack][eager]} / {now} / {limits[stack]}")
         rows.append([title, *cells])
     return markdown(["before / after / target", *STACKS], rows)
@@ -117,6 +120,18 @@ def others() -> str:
                     cells = [f"{number(stacks[s][0])} ({number(stacks[s][1])})" for s in STACKS]
                     rows.append([f"{step}, {dtype}: {mixer}", *cells])
     return markdown(["measured separately", *STACKS], rows)
+
+
+def epochs() -> str:
+    """Return the times of an epoch of the experiments."""
+    header, rows = ["experiment", "examples", "epoch, s", "epochs", "all epochs, minutes", "revision"], []
+    for row in read("epochs-h200")["rows"]:
+        total = row["epoch_s"] * row["epochs"] / 60
+        each = f"{row['examples']['train']:,} + {row['examples']['val']:,}"
+        rows.append([
+            row["experiment"], each, number(row["epoch_s"]), str(row["epochs"]), number(total), row["revision"]
+        ])  # fmt: skip
+    return markdown(header, rows) + "\n\n" + source("epochs-h200")
 
 
 def label(row: Record) -> str:
@@ -179,6 +194,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "others": others,
     "launches": launches,
     "costs": costs,
+    "epochs": epochs,
     "layers, float32": lambda: training_layers("layer-h200-float32", "graph_ms", 2),
     "layers, float32, eager": lambda: training_layers("layer-h200-float32", "ms", 1),
     "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),

@@ -16,7 +16,7 @@ from .streaming.helpers import CHUNKS, L_MAX, build, streamed
 
 LAUNCHES = {  # at most, of one layer: by algorithm, in a training step and merged, with or without lengths
     "training": {"toeplitz": 40, "taps": 40, "moving_sum": 40, "moving_modes": 40, "spectral": 100},
-    "merged": {"toeplitz": 6, "taps": 6, "fft": 8},
+    "merged": {"moving_sum": 6, "toeplitz": 6, "taps": 6, "fft": 8},
 }
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KINDS = ["dense", "dilated", "fourier", "sparse", "fourier+sparse"]

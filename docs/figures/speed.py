@@ -41,7 +41,8 @@ def times(pass_name: str) -> dict[str, dict[str, float]]:
     keys = {"one dense FFT convolution": "dense", "MRConv (merged for inference)": ours}
     for row in read("model-h200-bfloat16")["rows"]:
         for label, key in keys.items():
-            found[label][row["shape"]["name"]] = fastest(row[pass_name][key])
+            forms = [row[pass_name][form] for form in (key, f"{key}, dense") if form in row[pass_name]]
+            found[label][row["shape"]["name"]] = min(map(fastest, forms))
     for row in read("attention-h200-bfloat16")["rows"]:
         found["attention"][row["shape"]["name"]] = fastest(row[pass_name]["attention"])
     for name, stacks in read("baselines-h200")["ms"][pass_name]["bfloat16"].items():

@@ -1,7 +1,7 @@
 """Stacks of blocks that differ only in their mixer: MRConv, N branches, a dense kernel, or none.
 
 A dense kernel is convolved by torch's FFTs ("dense") and by the algorithms that MRConv uses ("longconv"). For inference
-MRConv is merged into dense kernels: a graph would expand modes in every call.
+MRConv is merged and, if it keeps its modes then, merged into dense kernels too: a graph expands modes in every call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from . import candidates, records, shapes
 from .options import Options
 from .timing import measure
 
+DENSE = "merged, dense"
 S4_NOTE = "S4: measured earlier on an H200 with the S4 authors' code (eager), not in this run"
 S4_MS: dict[str, dict[str, dict[str, float]]] = {
     "float32": {
@@ -48,7 +49,8 @@ def run(options: Options) -> dict[str, Any]:
     columns = ["S4"] if s4 else []
     mixers = tuple(options.mixers or shapes.STACKS)
     others = [name for name in mixers if name not in ("none", "ours")]
-    table = records.Table(mixers, columns, [*others, *(columns if "H200" in results["hardware"] else [])])
+    forms = [DENSE] if "ours" in mixers and "inference" in options.passes else []
+    table = records.Table([*mixers, *forms], columns, [*others, *(columns if "H200" in results["hardware"] else [])])
     chosen = shapes.select(shapes.MODELS, options.only)
     if options.small:
         chosen = [shape.small() for shape in chosen]
@@ -76,10 +78,12 @@ def measure_shape(shape: shapes.ModelShape, mixers: Sequence[str], options: Opti
         stacks = {mixer: stack(shape, mixer, device) for mixer in mixers}
         if name == "inference":
             stacks = {
-                "merged" if mixer == "ours" else mixer: freeze(reparameterize(module, dense=True))
+                "merged" if mixer == "ours" else mixer: freeze(reparameterize(module))
                 for mixer, module in stacks.items()
                 if mixer != "branches"
             }
+            if "merged" in stacks and any(getattr(module, "low_rank", False) for module in stacks["merged"].modules()):
+                stacks[DENSE] = reparameterize(stack(shape, "ours", device), dense=True)
         compiled = None
         if options.compile:
             torch.compiler.reset()

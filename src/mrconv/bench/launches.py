@@ -39,8 +39,8 @@ def layer_step(shape: Shape, dtype: torch.dtype, masked: bool, merged: bool) -> 
     u = torch.randn(shape.batch, shape.length, shape.channels, device="cuda").to(dtype)
     lengths = torch.arange(shape.length, shape.length - shape.batch, -1, device="cuda") if masked else None
     if merged:
-        reparameterize(layer).to(dtype)
-        return layer.explain(u).algorithm, torch.no_grad()(lambda: layer(u, lengths, gelu=True))
+        reparameterize(layer).to(dtype).requires_grad_(False)  # gradients would need another algorithm
+        return layer.explain(u).algorithm, lambda: layer(u, lengths, gelu=True)
     grad = torch.randn_like(u)
     leaves = [u.requires_grad_(), *layer.parameters()]
 
