@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrconv import MRConv, MRConvBlock, SequenceClassifier, reparameterize
+from mrconv import MRConv, MRConvBlock, SequenceClassifier, ops, reparameterize
 from mrconv.ops import Algorithm, select
 
 from .conftest import randomise, relative
@@ -479,3 +479,32 @@ def test_times_of_both_merged_forms_are_those_recorded():
         keys = ("ms", "first_ms", "step_ms", "state_MiB")
         cells = [f"{row['modes'][key]:.3g} / {row['dense'][key]:.3g}" for key in keys]
         assert f"| {row['layer']} | {' | '.join(cells)} |" in page
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel_size", [4, 64], ids=["modes", "dense"])
+def test_a_merged_layer_keeps_its_spectrum_until_its_kernel_changes(kernel_size, monkeypatch):
+    layer = MRConv(4, 512, kernel_size=kernel_size, bidirectional=True, dtype=torch.float64).reparameterize()
+    built, build = [], ops.kernel_spectrum
+    monkeypatch.setattr(ops, "kernel_spectrum", lambda *arguments: built.append(1) or build(*arguments))
+    u = torch.randn(2, 512, 4, dtype=torch.float64)
+    assert layer.explain(u).algorithm is ops.Algorithm.FFT
+
+    def check(u, count):
+        y = layer(u)
+        values, lags, bias = layer.merged_kernel(include_skip=True)
+        expected = ops.conv_reference(u.transpose(1, 2), values, lags, bias).transpose(1, 2)
+        torch.testing.assert_close(y, expected)
+        assert len(built) == count
+
+    check(u, 1)
+    check(u + 1, 1)
+    for p in layer.parameters():
+        p.mul_(1.5)
+    check(u, 2)
+    check(u[:, :301], 3)
+    check(u[:, :301], 3)
+    layer.load_state_dict({name: 2 * x if x.is_floating_point() else x for name, x in layer.state_dict().items()})
+    check(u, 4)
+    assert layer.float()(u.float()).dtype == torch.float32
+    assert len(built) == 5

@@ -319,7 +319,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
             x, kernels = ops.mask_sequences(x, lengths), self.directions[0].constant_kernels(rate)
             return ops.mask_sequences(ops.moving_sum_conv(x, *kernels, skip, self.bias, gelu), lengths)
         values, lags, bias = self._inference_kernel(x, rate)
-        return ops.conv(x, values, lags, bias, gelu, self._backend, lengths)
+        return ops.conv(x, values, lags, bias, gelu, self._backend, lengths, self._inference_spectrum(x, lags, rate))
 
     def _select_moving_sums(self, x: Tensor, rate: float) -> ops.Selection | None:
         """Return the selection of moving sums for a merged kernel, None if it cannot or should not run so."""
@@ -336,15 +336,32 @@ class MRConv(Mixer, CachedIntegerBuffers):
 
         Modes, and taps that x is not convolved with as taps, become a dense kernel once, if no graph records it.
         """
-        if self.low_rank and self.bias is not None and self.D is not None:
-            tensors = [self.bias, self.D, *(direction.modes for direction in self.directions)]
-            if cacheable(tensors):
+        if self.merged and cacheable(tensors := self._kernel_tensors()):
+            if self.low_rank:
                 return cached(self, rate, MRConv._expand, tensors=tensors)
-        if self.weight is not None and self.bias is not None and self.lags is not None:
-            tensors = [self.weight, self.bias, self.lags]
-            if cacheable(tensors) and not self._convolves_by_taps(x):
+            if self.lags is not None and not self._convolves_by_taps(x):
                 return cached(self, rate, MRConv._densify, tensors=tensors)
         return self._expand(rate)
+
+    def _inference_spectrum(self, x: Tensor, lags: Lags, rate: float) -> Tensor | None:
+        """Return the spectrum of the merged kernel for inputs like x, if it is convolved by FFT and may be kept."""
+        if not self.merged or not isinstance(lags, range) or not cacheable(tensors := self._kernel_tensors()):
+            return None
+        if ops.select_conv(x, lags, self._backend).algorithm is not ops.Algorithm.FFT:
+            return None
+        return cached(self, (rate, x.shape[-1], x.dtype), MRConv._spectrum, tensors=tensors, latest=True)
+
+    def _kernel_tensors(self) -> list[Tensor]:
+        """Return what the kernel of a merged layer depends on."""
+        modes = [direction.modes for direction in self.directions]
+        return [x for x in (self.weight, self.bias, self.lags, self.D, *modes) if x is not None]
+
+    def _spectrum(self, like: tuple[float, int, torch.dtype]) -> Tensor:
+        rate, L, dtype = like
+        values, lags, _ = self._expand(rate)
+        kernel, lead = ops.around_zero(*ops.dense_taps(values, lags))
+        u = values.new_empty(1, dtype=dtype).expand(1, len(values), L)
+        return ops.kernel_spectrum(u, kernel, lead, self._backend)
 
     def _convolves_by_taps(self, x: Tensor) -> bool:
         return ops.select_conv(x, self.integers("lags"), self._backend).algorithm is ops.Algorithm.TAPS

@@ -10,7 +10,7 @@ from .conv import conv, conv_reference
 from .fft_conv.op import fft_conv, kernel_spectrum
 from .fft_conv.reference import fft_conv_reference
 from .fft_conv.spectra import fast_length
-from .kernel_taps import dense_taps, densify
+from .kernel_taps import around_zero, dense_taps, densify
 from .masking.op import mask_positions, mask_sequences
 from .merge.op import merge
 from .moving_sum_conv.op import moving_sum_conv
@@ -37,6 +37,7 @@ __all__ = [
     "RunningStatistics",
     "Selection",
     "Taps",
+    "around_zero",
     "branch_sum",
     "branch_sum_reference",
     "compute_dtype",

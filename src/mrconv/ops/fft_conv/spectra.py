@@ -82,6 +82,9 @@ class TorchEngine:
     ) -> None:
         """Write the first positions of signals in time to a batch, with bias (C,) and GELU; zero from `lengths` on."""
         y = y[..., : out.shape[-1]]
+        if bias is not None and not gelu and lengths is None:
+            torch.add(y, bias[:, None], out=out)
+            return
         if bias is not None:
             y += bias[:, None]
         y = F.gelu(y) if gelu else y
