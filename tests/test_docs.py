@@ -115,6 +115,15 @@ def test_speed_ratios_of_the_readme_are_those_recorded():
         assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" in readme
 
 
+def test_cpu_ratios_of_the_readme_are_those_recorded():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for name, other, ours, digits in (
+        ("training", "branches", "ours", 1), ("training", "dense", "ours", 2), ("inference", "dense", "merged", 2)
+    ):  # fmt: skip
+        ratios = [row[name][other]["ms"] / row[name][ours]["ms"] for row in rows_of("layer-cpu-float32")]
+        assert f"at {min(ratios):.{digits}f} to {max(ratios):.{digits}f} times" in readme
+
+
 def test_accuracies_of_the_readme_are_those_of_the_results_page():
     def rows(page):
         return [line.strip("| ").split(" | ") for line in (ROOT / page).read_text().splitlines() if line[:2] == "| "]
