@@ -58,8 +58,8 @@ test-interpreted: $(READY)
 
 # All tests: whole grids of parameters, every preset, the kernels compiled for every kind of GPU, timm, docs.
 test-all: lint docs test-timm
-	$(TRITON) $(ALL) tests/triton
-	$(PYTEST) $(ALL)
+	$(TRITON) $(ALL) tests/triton tests/test_triton_compiles.py
+	$(PYTEST) $(ALL) --ignore tests/test_triton_compiles.py
 
 # What needs a GPU: devices, CUDA graphs, and the Triton kernels on hardware.
 test-gpu: $(READY)
