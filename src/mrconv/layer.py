@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -319,7 +320,8 @@ class MRConv(Mixer, CachedIntegerBuffers):
             x, kernels = ops.mask_sequences(x, lengths), self.directions[0].constant_kernels(rate)
             return ops.mask_sequences(ops.moving_sum_conv(x, *kernels, skip, self.bias, gelu), lengths)
         values, lags, bias = self._inference_kernel(x, rate)
-        return ops.conv(x, values, lags, bias, gelu, self._backend, lengths, self._inference_spectrum(x, lags, rate))
+        spectrum = functools.partial(self._inference_spectrum, x, rate)
+        return ops.conv(x, values, lags, bias, gelu, self._backend, lengths, spectrum)
 
     def _select_moving_sums(self, x: Tensor, rate: float) -> ops.Selection | None:
         """Return the selection of moving sums for a merged kernel, None if it cannot or should not run so."""
@@ -343,11 +345,9 @@ class MRConv(Mixer, CachedIntegerBuffers):
                 return cached(self, rate, MRConv._densify, tensors=tensors)
         return self._expand(rate)
 
-    def _inference_spectrum(self, x: Tensor, lags: Lags, rate: float) -> Tensor | None:
-        """Return the spectrum of the merged kernel for inputs like x, if it is convolved by FFT and may be kept."""
-        if not self.merged or not isinstance(lags, range) or not cacheable(tensors := self._kernel_tensors()):
-            return None
-        if ops.select_conv(x, lags, self._backend).algorithm is not ops.Algorithm.FFT:
+    def _inference_spectrum(self, x: Tensor, rate: float) -> Tensor | None:
+        """Return the spectrum of the merged kernel for inputs like x, None if it may not be kept."""
+        if not self.merged or not cacheable(tensors := self._kernel_tensors()):
             return None
         return cached(self, (rate, x.shape[-1], x.dtype), MRConv._spectrum, tensors=tensors, latest=True)
 

@@ -30,6 +30,18 @@ def constant_branches(widths, lengths, mask):
     return run(ops.branch_sum, MOVING_SUM), run(ops.branch_sum_reference)
 
 
+def assert_accurate(fast, reference, u, others, dtype):
+    """Compare a dtype with float64, in values and gradients, for inputs that both represent exactly."""
+    u, others = u.to(dtype).double(), [x.float().double() for x in others]
+    y, grads = gradients(fast, u.to(DEVICE, dtype), *(x.to(DEVICE).float() for x in others))
+    expected, expected_grads = gradients(reference, u, *others)
+    tolerance = 2e-6 if dtype == torch.float32 else 5e-3
+    assert y.dtype == grads[0].dtype == dtype
+    assert relative(y.double().cpu(), expected) < tolerance
+    for a, b in zip(grads, expected_grads, strict=True):
+        assert relative(a.double().cpu(), b) < 2 * tolerance
+
+
 @pytest.mark.parametrize("L", LENGTHS)
 @pytest.mark.parametrize("widths", [(1,), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 100)])
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -47,16 +59,9 @@ def test_moving_sums(L, widths, channels_last, masked, skipped, monkeypatch):
 def test_moving_sums_in_lower_precision_match_float64(dtype):
     widths = (1, 8, 64, 100, 128, 256)
     u, lengths, mask = inputs(300, True, True)
-    u, N = u.to(dtype).double(), len(widths)
-    others = [x.float().double() for x in (double(N, 5), double(N, 5), double(5), double(N, 5))]
-    fast, reference = constant_branches(widths, lengths, mask)
-    y, grads = gradients(fast, u.to(DEVICE, dtype), *(x.to(DEVICE).float() for x in others))
-    expected, expected_grads = gradients(reference, u, *others)
-    tolerance = 2e-6 if dtype == torch.float32 else 5e-3
-    assert y.dtype == grads[0].dtype == dtype
-    assert relative(y.double().cpu(), expected) < tolerance
-    for a, b in zip(grads, expected_grads, strict=True):
-        assert relative(a.double().cpu(), b) < 2 * tolerance
+    N = len(widths)
+    others = double(N, 5), double(N, 5), double(5), double(N, 5)
+    assert_accurate(*constant_branches(widths, lengths, mask), u, others, dtype)
 
 
 @pytest.mark.slow
@@ -182,16 +187,9 @@ def test_modes_return_the_statistics():
 def test_modes_in_lower_precision_match_float64(dtype, branches):
     modes, widths, periods = BRANCHES[branches]
     u, lengths, mask = inputs(130, True, True)
-    u, N = u.to(dtype).double(), len(widths)
-    others = [x.float().double() for x in (double(N, 5, 2 * modes - 1), double(N, 5), double(5), double(N, 5))]
-    fast, reference = both(widths, periods, lengths, mask)
-    y, grads = gradients(fast, u.to(DEVICE, dtype), *(x.to(DEVICE).float() for x in others))
-    expected, expected_grads = gradients(reference, u, *others)
-    tolerance = 2e-6 if dtype == torch.float32 else 5e-3
-    assert y.dtype == grads[0].dtype == dtype
-    assert relative(y.double().cpu(), expected) < tolerance
-    for a, b in zip(grads, expected_grads, strict=True):
-        assert relative(a.double().cpu(), b) < 2 * tolerance
+    N = len(widths)
+    others = double(N, 5, 2 * modes - 1), double(N, 5), double(5), double(N, 5)
+    assert_accurate(*both(widths, periods, lengths, mask), u, others, dtype)
 
 
 @pytest.mark.slow

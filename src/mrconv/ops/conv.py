@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,11 +26,12 @@ def conv(
     gelu: bool = False,
     backend: str = "auto",
     lengths: Tensor | None = None,
-    spectrum: Tensor | None = None,
+    spectrum: Callable[[], Tensor | None] = lambda: None,
 ) -> Tensor:
     """Convolve u (B, C, L) with values (C, T) at lags, add bias (C,), apply GELU if `gelu`; the output is like u.
 
-    Positions from `lengths` (B,) on are treated as zero in u and are zero in the output. `spectrum` is for `fft_conv`.
+    Positions from `lengths` (B,) on are treated as zero in u and are zero in the output. `spectrum` is
+    called if the convolution runs by FFT, and returns the argument of `fft_conv`.
     """
     algorithm = select_conv(u, lags, backend).algorithm
     around = algorithm is Algorithm.TAPS or torch.compiler.is_exporting()  # exporters replace ops without lengths
@@ -39,7 +42,7 @@ def conv(
     kernel, lead = around_zero(*dense_taps(values, lags))
     if algorithm is Algorithm.TOEPLITZ:
         return toeplitz_conv(u, kernel, lead, bias, gelu, lengths)
-    return fft_conv(u, kernel, lead, bias, gelu, backend, spectrum, lengths)
+    return fft_conv(u, kernel, lead, bias, gelu, backend, spectrum(), lengths)
 
 
 def conv_reference(u: Tensor, values: Tensor, lags: Lags, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
