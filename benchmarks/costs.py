@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mrconv import ops
+from mrconv.bench.options import Options
 from mrconv.bench.timing import measure
 from mrconv.ops import Algorithm, Selection
 
@@ -125,8 +126,9 @@ def tap_runs(u: Tensor, taps: int, backend: str) -> dict[tuple[str, ...], Run]:
 
 def milliseconds(steps: dict[tuple[str, ...], Run], device: str) -> dict[tuple[str, ...], float]:
     """Return the device's time for each run."""
-    measured = measure({"/".join(keys): run for keys, run in steps.items()}, 10 if device == "cuda" else 3, device)
-    column = "graph_ms" if device == "cuda" else "ms"
+    column, timing, rounds = ("graph_ms", "graph", 10) if device == "cuda" else ("ms", "eager", 3)
+    options = Options(device=device, rounds=rounds, timings=[timing])
+    measured = measure({"/".join(keys): run for keys, run in steps.items()}, options)
     for name, result in measured.items():
         if result[column] is None:
             raise RuntimeError(f"{name} could not be measured: {result.get('error') or result.get('graph_error')}")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mrconv.bench import candidates, charts, image_models, mixer_comparison, shapes, timing
-from mrconv.bench.options import PASSES
+from mrconv.bench.options import PASSES, TIMINGS, Options
 from mrconv.cli import main
 from tests.conftest import relative
 
@@ -188,7 +188,7 @@ def test_a_candidate_too_large_for_memory_records_an_error(monkeypatch):
     monkeypatch.setattr(candidates, "available_memory", lambda: 2.0**10)
     u = torch.randn(2, 64, 4)
     steps = candidates.steps("training", {"branches": candidates.branches(LAYERS[0], "cpu")}, u, u)
-    result = timing.measure(steps, 1, "cpu")["branches"]
+    result = timing.measure(steps, Options(rounds=1))["branches"]
     assert result == {"ms": None, "graph_ms": None, "MiB": None, "error": "needs about 0 GiB"}
 
 
@@ -207,11 +207,36 @@ def test_cuda_graphs_are_timed_and_a_failed_capture_is_recorded(monkeypatch):
     monkeypatch.setattr(timing, "captured", capture)
     monkeypatch.setattr(timing, "synchronise", lambda device: None)
     monkeypatch.setattr(timing, "first_steps", lambda step, device: 1.0)
-    results = timing.measure({"good": lambda: None, "bad": bad}, 3, "cuda")
+    results = timing.measure({"good": lambda: None, "bad": bad}, Options("cuda", rounds=3))
     assert results["good"]["graph_ms"] > 0
     assert results["bad"]["ms"] > 0
     assert results["bad"]["graph_ms"] is None
     assert results["bad"]["graph_error"] == "not permitted when stream is capturing"
+
+
+@pytest.mark.parametrize(
+    "names", [["eager"], ["graph"], ["compiled"], ["both"], ["eager", "both"], [*TIMINGS.values()]]
+)
+def test_a_timing_that_is_not_asked_for_is_neither_warmed_up_nor_captured(monkeypatch, names):
+    ran, captured = set(), []
+
+    def eager():
+        ran.add("eager")
+
+    def compiled():
+        ran.add("compiled")
+
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
+    monkeypatch.setattr("torch.cuda.Stream", lambda: None)
+    monkeypatch.setattr(timing, "captured", lambda step, pool, stream: captured.append(step) or step)
+    monkeypatch.setattr(timing, "synchronise", lambda device: None)
+    monkeypatch.setattr(timing, "first_steps", lambda step, device: step() or 1.0)
+    options = Options("cuda", rounds=1, timings=names)
+    result = timing.measure({"a": eager}, options, {"a": compiled} if options.compile else None)["a"]
+    assert [TIMINGS[key] for key in TIMINGS if result.get(key)] == names
+    assert (result["MiB"] is None) == (not {"eager", "graph"} & set(names))
+    assert ("eager" in ran, "compiled" in ran) == (bool({"eager", "graph"} & set(names)), options.compile)
+    assert captured == [step for name, step in (("graph", eager), ("both", compiled)) if name in names]
 
 
 def test_peak_memory_counts_tensors_that_are_alive_together():
@@ -243,6 +268,16 @@ def test_mixers_are_compared_in_the_same_block(tmp_path, capsys):
     batch, results = record["rows"][0]["shape"]["batch"], record["rows"][0]["inference"]
     assert results["merged"]["examples_per_s"] == pytest.approx(1e3 * batch / results["merged"]["ms"])
     assert results["merged"]["beside_s4"] == pytest.approx(results["s4"]["ms"] / results["merged"]["ms"])
+
+
+def test_timings_can_be_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    record = bench(
+        tmp_path, "model", "--mixers", "none", "--only", "Image", "--pass", "inference", "--timings", "compiled"
+    )
+    result = record["rows"][0]["inference"]["none"]
+    assert (result["ms"], result["MiB"]) == (None, None)
+    assert result["compile_ms"] > 0
 
 
 @pytest.mark.slow

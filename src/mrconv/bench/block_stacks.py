@@ -90,7 +90,7 @@ def measure_shape(shape: shapes.ModelShape, mixers: Sequence[str], options: Opti
             modules = {mixer: compile_blocks(module) for mixer, module in stacks.items() if mixer != "branches"}
             compiled = candidates.steps(name, modules, u, g, autocast)
         steps = candidates.steps(name, stacks, u, g, autocast)
-        measurements[name] = measure(steps, options.rounds, device, compiled, label=f"{shape.name}, {name}")
+        measurements[name] = measure(steps, options, compiled, f"{shape.name}, {name}")
     return measurements
 
 

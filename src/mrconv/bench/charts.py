@@ -13,7 +13,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mrconv._utils.colours import COLOURS
 
-from .records import TIMINGS, speed
+from .options import TIMINGS
+from .records import speed
 from .shapes import LENGTHS
 
 LENGTH_TITLES = {

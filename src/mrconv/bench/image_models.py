@@ -17,7 +17,7 @@ from mrconv.vision.convnext import SIZES, MRConvNeXt
 
 from . import candidates, records, shapes
 from .block_stacks import matmul_precision
-from .options import Options
+from .options import TIMINGS, Options
 from .timing import free, measure
 
 ACCURACIES = {
@@ -70,7 +70,7 @@ def measure_shape(shape: shapes.VisionShape, options: Options) -> records.Measur
             compiled = _steps(name, compiled_models, x, options)
         steps = _steps(name, candidate_models, x, options)
         with torch._dynamo.config.patch(recompile_limit=64):  # enough for the four stages of each model
-            measurements[name] = measure(steps, options.rounds, options.device, compiled, f"{shape.name}, {name}")
+            measurements[name] = measure(steps, options, compiled, f"{shape.name}, {name}")
         measurements["batch"][name] = batch
     return measurements
 
@@ -163,7 +163,7 @@ def table_lines(measurements: Mapping[str, Any]) -> Iterator[str]:
         heads = [*results, *(f"/ {key}" for key in others)]
         widths = [max(9, len(head) + 2) for head in heads]
         yield _line(f"{measurements['shape']['name']}, {name}, batch {batch}, images/s", heads, widths)
-        for timing, label in records.TIMINGS.items():
+        for timing, label in TIMINGS.items():
             speeds = {key: records.speed(result, batch, (timing,)) for key, result in results.items()}
             if any(speeds.values()):
                 cells = [f"{value:.0f}" if value else "-" for value in speeds.values()]

@@ -49,5 +49,5 @@ def measure_length(
     for name in options.passes:
         modules = {kind.name: module(kind, merged=name == "inference") for kind in kinds}
         steps = candidates.steps(name, modules, u, g)
-        measurements[name] = measure(steps, options.rounds, device, label=f"length {length}, {name}")
+        measurements[name] = measure(steps, options, label=f"length {length}, {name}")
     return measurements

@@ -60,7 +60,7 @@ def measure_shape(shape: shapes.ModelShape, mixers: list[str], options: Options)
             large_steps, large_compiled = _steps(large, name, large_stacks, options)
             steps, compiled = steps | large_steps, compiled | large_compiled
         with torch._dynamo.config.patch(recompile_limit=64):  # each mixer compiles the same block again
-            measurements[name] = measure(steps, options.rounds, options.device, compiled, f"{shape.name}, {name}")
+            measurements[name] = measure(steps, options, compiled, f"{shape.name}, {name}")
         add_speeds(measurements[name], shape.batch)
     return measurements
 

@@ -14,15 +14,13 @@ import torch
 import mrconv
 from mrconv._utils.revision import revision
 
-from .options import PASSES, Options
+from .options import PASSES, TIMINGS, Options
 from .timing import MEMORY, Result, copy_bandwidth, free
 
 T = TypeVar("T")
 Measurements = dict[str, Any]
 """The shape that was measured and, for each pass, the `Result` of each candidate."""
 
-TIMINGS = {"ms": "eager", "graph_ms": "graph", "compile_ms": "compiled", "compile_graph_ms": "both"}
-"""Ways to execute a step; "both" is compiled and replayed as a CUDA graph."""
 METRICS = {
     **{key: f"{name}, ms" for key, name in TIMINGS.items()},
     "MiB": "MiB",

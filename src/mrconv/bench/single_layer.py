@@ -45,7 +45,7 @@ def measure_shape(shape: shapes.Shape, options: Options, bandwidth: float) -> re
     measurements: records.Measurements = {"shape": asdict(shape)}
     for name in options.passes:
         steps = candidates.steps(name, merged if name == "inference" else trained, u, g)
-        measurements[name] = measure(steps, options.rounds, device, label=f"{shape.name}, {name}")
+        measurements[name] = measure(steps, options, label=f"{shape.name}, {name}")
     # The forward pass reads u and writes y; the backward pass reads u and y's gradient and writes u's gradient.
     tensor_ms = u.numel() * u.element_size() / bandwidth * 1e3
     measurements["bandwidth_bound_ms"] = {

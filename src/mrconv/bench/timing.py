@@ -18,6 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from .candidates import Step
+from .options import TIMINGS, Options
 
 Result = dict[str, Any]
 """One candidate: ms, graph_ms (and compile_ms), MiB, each a number or None, and the message of each error."""
@@ -30,24 +31,25 @@ MEMORY = {
 
 
 def measure(
-    steps: Mapping[str, Step], rounds: int, device: str, compiled: Mapping[str, Step] | None = None, label: str = ""
+    steps: Mapping[str, Step], options: Options, compiled: Mapping[str, Step] | None = None, label: str = ""
 ) -> dict[str, Result]:
     """Measure each candidate.
 
     Args:
         steps: one step of each candidate, launched op by op and, on a GPU, replayed as a CUDA graph too.
-        rounds: number of times that each step is timed.
-        device: "cpu" or "cuda".
+        options: the device, the number of rounds, and the timings. Memory is measured with eager or graph.
         compiled: compiled steps of some of the candidates.
         label: printed with the progress.
     """
+    device = options.device
     results: dict[str, Result] = {name: {"ms": None, "graph_ms": None, "MiB": None} for name in steps}
-    runnable = _warmed_up(steps, compiled or {}, device, results, label)
+    runnable = _warmed_up(steps, compiled or {}, options, results, label)
     if device == "cuda":
-        runnable |= _graphs(steps, compiled or {}, runnable, results, label)
+        runnable |= _graphs(runnable, options, results, label)
+    runnable = {key: step for key, step in runnable.items() if TIMINGS[key[1]] in options.timings}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in runnable}
-    for i in range(rounds):
-        progress(f"{label}: round {i + 1} of {rounds}")
+    for i in range(options.rounds):
+        progress(f"{label}: round {i + 1} of {options.rounds}")
         for (name, timing), step in list(runnable.items()):
             error_key = "error" if timing == "ms" else timing.replace("_ms", "_error")
             ms = attempt(functools.partial(timed, step, device), results[name], error_key)
@@ -64,18 +66,19 @@ def measure(
 
 
 def _warmed_up(
-    steps: Mapping[str, Step], compiled: Mapping[str, Step], device: str, results: Mapping[str, Result], label: str
+    steps: Mapping[str, Step], compiled: Mapping[str, Step], options: Options, results: Mapping[str, Result], label: str
 ) -> dict[tuple[str, str], Step]:
     """Return the steps that run, by candidate and timing, and record peak memory or an error in the results."""
     runnable: dict[tuple[str, str], Step] = {}
     for name, step in steps.items():
         progress(f"{label}: {name}")
         result = results[name]
-        result["MiB"] = attempt(functools.partial(first_steps, step, device), result, "error")
-        if result["MiB"] is None:
-            continue
-        runnable[name, "ms"] = step
-        if name in compiled:
+        if {"eager", "graph"} & set(options.timings):
+            result["MiB"] = attempt(functools.partial(first_steps, step, options.device), result, "error")
+            if result["MiB"] is None:
+                continue
+            runnable[name, "ms"] = step
+        if name in compiled and options.compile:
             result["compile_ms"] = result["compile_graph_ms"] = None
             if attempt(functools.partial(warm_up, compiled[name]), result, "compile_error"):
                 runnable[name, "compile_ms"] = compiled[name]
@@ -83,11 +86,7 @@ def _warmed_up(
 
 
 def _graphs(
-    steps: Mapping[str, Step],
-    compiled: Mapping[str, Step],
-    runnable: Mapping[tuple[str, str], Step],
-    results: Mapping[str, Result],
-    label: str,
+    runnable: Mapping[tuple[str, str], Step], options: Options, results: Mapping[str, Result], label: str
 ) -> dict[tuple[str, str], Step]:
     """Return CUDA graphs of the runnable steps.
 
@@ -95,15 +94,16 @@ def _graphs(
     """
     graphs: dict[tuple[str, str], Step] = {}
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-    for name, _ in [key for key in runnable if key[1] == "ms"]:
+    for (name, launched), step in runnable.items():
+        timing = launched.removesuffix("ms") + "graph_ms"
+        if TIMINGS[timing] not in options.timings:
+            continue
         progress(f"{label}: {name}, CUDA graph")
-        for timing, step in (("graph_ms", steps[name]), ("compile_graph_ms", compiled.get(name))):
-            if step is None or (timing == "compile_graph_ms" and (name, "compile_ms") not in runnable):
-                continue
-            error_key = timing.replace("_ms", "_error")
-            replay = attempt(functools.partial(captured, step, pool, stream), results[name], error_key)
-            if replay is not None:
-                graphs[name, timing] = replay
+        replay = attempt(
+            functools.partial(captured, step, pool, stream), results[name], timing.replace("_ms", "_error")
+        )
+        if replay is not None:
+            graphs[name, timing] = replay
     return graphs
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrconv.bench import shapes
-from mrconv.bench.options import PASSES, Options
+from mrconv.bench.options import PASSES, TIMINGS, Options
 
 from .parser import CommandError, Parser, positive, usable_device
 
@@ -96,8 +96,15 @@ def _add(parser: Parser, name: str, benchmark: Benchmark) -> None:
         help=f"default: {default}",
     )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="record the results in this file")
+    timings = parser.add_mutually_exclusive_group()
+    allowed = Options.timings
     if benchmark.compile_help is not None:
-        parser.add_argument("--compile", action="store_true", help=benchmark.compile_help)
+        allowed = tuple(TIMINGS.values())
+        timings.add_argument(
+            "--compile", action="store_const", const=allowed, dest="timings", help=benchmark.compile_help
+        )
+    about = f"default: {', '.join(Options.timings)}"
+    timings.add_argument("--timings", nargs="+", choices=allowed, help=about)
     if name == "vision":
         about = "images per batch, halved until all candidates fit; default: 256"
         parser.add_argument("--batch", type=positive, metavar="N", default=0, help=about)
@@ -106,7 +113,7 @@ def _add(parser: Parser, name: str, benchmark: Benchmark) -> None:
         parser.add_argument("--mixers", nargs="+", choices=shapes.STACKS, metavar="NAME", help=about)
     if name == "compare":
         parser.add_argument("--mixers", nargs="+", metavar="NAME", help="default: all of mrconv.baselines")
-    parser.set_defaults(run=run, benchmark=benchmark, compile=False, mixers=None, batch=0)
+    parser.set_defaults(run=run, benchmark=benchmark, timings=Options.timings, mixers=None, batch=0)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -119,8 +126,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         _check_writable(arguments.out)
 
-    fields = ("dtype", "rounds", "small", "only", "out", "compile", "command", "passes", "mixers", "batch")
+    fields = ("dtype", "rounds", "small", "only", "out", "command", "passes", "timings", "mixers", "batch")
     options = Options(device=usable_device(arguments.device), **{name: getattr(arguments, name) for name in fields})
+    if options.device == "cpu" and not {"eager", "compiled"} & set(options.timings):
+        raise CommandError("argument --timings: CUDA graphs need a GPU; add eager or compiled")
     try:
         importlib.import_module(f"mrconv.bench.{benchmark.module}").run(options)
     except ValueError as error:
