@@ -211,6 +211,38 @@ def test_a_run_can_be_finished_early_and_still_resume(tmp_path, monkeypatch):
     assert complete["accuracy"] == loop.train(experiment, tmp_path / "uninterrupted", quiet=True)["accuracy"]
 
 
+def test_a_run_that_stops_early_resumes_bit_for_bit(tmp_path):
+    folder, data_dir = tmp_path / "run", str(tmp_path / "data")
+
+    def run(folder, **changes):
+        return loop.train(listops(data_dir=data_dir, epochs=4, **changes), folder, quiet=True)
+
+    stopped = run(folder, stop_after=2)
+    assert (stopped["partial"], stopped["epochs"], stopped["epochs_done"]) == (True, 4, 2)
+    assert stopped["config"]["stop_after"] == 2
+    written = (folder / "last.ckpt").stat().st_mtime_ns
+    assert run(folder, stop_after=2) == stopped
+    assert (folder / "last.ckpt").stat().st_mtime_ns == written
+    assert run(folder, stop_after=3)["epochs_done"] == 3
+    complete = run(folder)
+    assert (complete["partial"], complete["epochs_done"], complete["config"]["stop_after"]) == (False, 4, 0)
+    assert run(folder, stop_after=2) == complete
+    expected = run(tmp_path / "uninterrupted")
+    assert complete["accuracy"] == expected["accuracy"]
+    actual = weights(folder)
+    assert all(torch.equal(actual[name], value) for name, value in weights(tmp_path / "uninterrupted").items())
+    assert (folder / "metrics.csv").read_text() == (tmp_path / "uninterrupted" / "metrics.csv").read_text()
+
+
+def test_a_run_beyond_its_stop_is_reported(tmp_path, monkeypatch):
+    experiment, folder = listops(data_dir=str(tmp_path / "data")), tmp_path / "run"
+    monkeypatch.setattr(loop, "make_trainer", stopping_trainer(6))
+    with pytest.raises(SystemExit):  # within the second epoch
+        loop.train(experiment, folder, quiet=True)
+    with pytest.raises(ValueError, match=r"stop_after=1 is before .*last\.ckpt, where the run resumes.*mrconv finish"):
+        loop.train(dataclasses.replace(experiment, stop_after=1), folder, quiet=True)
+
+
 def test_the_best_checkpoint_is_restored_after_a_kill_before_its_link(tmp_path, monkeypatch):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
     monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: True)

@@ -16,6 +16,7 @@ MACHINE = [
     "pad=max",
     "compile=true",
     "seed=3",
+    "stop_after=2",
 ]
 
 

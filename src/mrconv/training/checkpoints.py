@@ -234,6 +234,11 @@ def _link(source: Path, target: Path) -> None:
             draft.write_bytes(source.read_bytes())
 
 
+def read_step(checkpoint: Path) -> int:
+    """Return the number of steps before a checkpoint."""
+    return int(torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["global_step"])
+
+
 def restore_files(folder: Path, checkpoint: Path) -> int:
     """Write the metrics table and the best checkpoint again, in case a kill prevented it; return the step."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)

@@ -47,6 +47,7 @@ class RecipeOptions:
     weight_decay: float = option(0.05, "weight decay, except on kernels, biases, norms and alpha", at_least=0)
     batch_size: int = option(50, "examples per step and device", at_least=1)
     epochs: int = option(40, "number of epochs; the cosine schedule ends at 0 after the last", at_least=1)
+    stop_after: int = option(0, "end after this many epochs of the schedule; 0: after the last", at_least=0)
     warmup_epochs: float = option(1.0, "epochs of linear warm-up", at_least=0)
     clip: float = option(0.0, "largest gradient norm; 0 is off; not with FSDP", at_least=0)
     ema: float = option(0.0, "decay of averaged weights; 0 is off", at_least=0, below=1)
@@ -120,6 +121,8 @@ class Experiment(_Options):
             raise ValueError(f"name must be the name of a folder in out; got {self.name!r}")
         if not self.out:
             raise ValueError("out must not be empty: the run's folder is created in it")
+        if self.stop_after > self.epochs:
+            raise ValueError(f"stop_after must be at most epochs, {self.epochs}; got {self.stop_after}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}")
         if not 0 < self.rate <= 1:
@@ -137,6 +140,11 @@ class Experiment(_Options):
         is_number = isinstance(self.pad, int) and not isinstance(self.pad, bool)
         if self.pad not in ("batch", "max") and (not is_number or self.pad < 1):
             raise ValueError(f"pad must be batch, max or a number of positions; got {self.pad!r}")
+
+    @property
+    def last_epoch(self) -> int:
+        """The number of epochs after which the run ends."""
+        return self.stop_after or self.epochs
 
     @classmethod
     def make(cls, values: Mapping[str, Any]) -> Experiment:

@@ -20,7 +20,16 @@ from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.tasks.progress_callback import Progress, no_progress
 
 from . import rundir
-from .checkpoints import BEST, LAST, PREVIOUS, Checkpoints, check_same_data, latest_valid_checkpoint, restore_files
+from .checkpoints import (
+    BEST,
+    LAST,
+    PREVIOUS,
+    Checkpoints,
+    check_same_data,
+    latest_valid_checkpoint,
+    read_step,
+    restore_files,
+)
 from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
@@ -44,8 +53,8 @@ def train(
     check_options(experiment)
     if any((folder / name).exists() for name in (LAST, PREVIOUS, BEST, rundir.RESULT)):
         rundir.check_same_experiment(experiment, folder)
-    if (folder / rundir.RESULT).exists() and not (result := rundir.read_result(folder))["partial"]:
-        return dict(result)
+    if (result := _recorded(experiment, folder)) is not None:
+        return result
     pl.seed_everything(experiment.seed, workers=True, verbose=False)
     data = prepare(experiment, progress)
     progress(1, 1)  # ends the progress bar, even if the task reported less
@@ -53,6 +62,15 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with rundir.run_lock(folder):
         return _train(folder, datamodule, model, quiet)
+
+
+def _recorded(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
+    """Return the recorded result of a run that has reached the experiment's last epoch, else None."""
+    if not (folder / rundir.RESULT).exists():
+        return None
+    result = rundir.read_result(folder)
+    ended = not result["partial"] or result.get("epochs_done", 0) >= experiment.last_epoch
+    return dict(result) if ended else None
 
 
 def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dict[str, Any]:
@@ -69,8 +87,13 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
             f"{data.examples_per_epoch('train', True)} training examples do not fill one batch of "
             f"{experiment.batch_size} on each of {trainer.world_size} device(s): lower batch_size"
         )
+    if checkpoint is not None and read_step(checkpoint) > experiment.last_epoch * steps:
+        raise ValueError(
+            f"stop_after={experiment.stop_after} is before {checkpoint}, where the run resumes: give a larger one, or "
+            f"record the run as it is with `mrconv finish {folder}`"
+        )
     compiled = experiment.compile
-    if compiled is None:
+    if compiled is None:  # stop_after does not matter, so that a run computes the same with and without a stop
         single_gpu = isinstance(trainer.accelerator, CUDAAccelerator) and trainer.world_size == 1
         compiled = single_gpu and worth_compiling(model, steps * experiment.epochs, datamodule.shapes)
     few_shapes = datamodule.shapes < math.inf

@@ -16,9 +16,9 @@ from .presets import find_preset
 
 REPEATS = {
     "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "graphs", "backend",
-    "checkpoint_minutes", "wandb", "out", "precision", "pad", "strategy",
+    "checkpoint_minutes", "wandb", "out", "precision", "pad", "strategy", "stop_after",
 }  # fmt: skip
-"""Keys that differ between repetitions of one experiment: the seed and the machine."""
+"""Keys that differ between repetitions of one experiment: the seed, the machine and the end of a partial run."""
 UNNAMED = REPEATS | {"name", "devices", "nodes"}
 """Keys that enter a run's name only if a sweep varies them; the seed is always part of the folder's name."""
 LONGEST = 60  # characters of the settings in a name

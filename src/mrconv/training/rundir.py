@@ -34,7 +34,7 @@ LOCK_TIMEOUT = 10  # seconds: the data workers of a killed process exit after fi
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
 CHANGEABLE_ON_RESUME = {
     "data_dir", "cache_dir", "loader", "workers", "accelerator", "strategy", "compile", "graphs", "backend",
-    "checkpoint_minutes", "wandb", "out",
+    "checkpoint_minutes", "wandb", "out", "stop_after",
 }  # fmt: skip
 """Keys of an experiment that may differ when a run resumes."""
 

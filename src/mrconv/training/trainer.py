@@ -36,7 +36,7 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
             num_nodes=e.nodes,
             strategy=e.strategy,
             precision=precision(e),
-            max_epochs=e.epochs,
+            max_epochs=e.last_epoch,
             limit_train_batches=e.limit_train or None,
             num_sanity_val_steps=0,
             reload_dataloaders_every_n_epochs=1,
