@@ -1,14 +1,16 @@
 """The recipe: parameter groups, schedule, loaders, precision, weight averaging, limits and records."""
 
+import copy
 import dataclasses
 import math
 
 import pytest
 import torch
 
+from mrconv.tasks import Batch
 from mrconv.training import evaluation, loop, rundir
 from mrconv.training.datamodule import TaskData
-from mrconv.training.module import Training, build_model, logits
+from mrconv.training.module import Training, average_statistics, build_model, logits
 from mrconv.training.schedule import cosine_factor
 from mrconv.training.scores import SCORES, RunningScore
 
@@ -26,16 +28,18 @@ def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
     assert cosine_factor(0, 0, 10) == 1
 
 
-def test_kernels_have_their_own_learning_rate_and_kernels_and_norms_no_weight_decay():
-    experiment = listops(lr=0.01, kernel_lr=0.002, weight_decay=0.3)
+@pytest.mark.parametrize("decay_on", ["matrices", "all"])
+def test_kernels_have_their_own_learning_rate_and_no_weight_decay(decay_on):
+    experiment = listops(lr=0.01, kernel_lr=0.002, weight_decay=0.3, decay_on=decay_on)
     tiny = data("listops")
     training = Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val", "test"])
     optimizer = training.configure_optimizers()["optimizer"]
     by_name = {name: group for group in optimizer.param_groups for name in parameter_names(training, group)}
     kernel = by_name["model.backbone.blocks.0.layer.branches.0.kernel.modes"]
     assert (kernel["initial_lr"], kernel["weight_decay"]) == (0.002, 0.0)
-    norm = by_name["model.backbone.blocks.0.norm.weight"]
-    assert (norm["initial_lr"], norm["weight_decay"]) == (0.01, 0.0)
+    for name in ("norm.weight", "norm.bias", "mix.bias", "layer.branches.0.alpha", "layer.branches.0.norm.weight"):
+        vector = by_name[f"model.backbone.blocks.0.{name}"]
+        assert (vector["initial_lr"], vector["weight_decay"]) == (0.01, 0.3 if decay_on == "all" else 0.0)
     linear = by_name["model.backbone.blocks.0.mix.weight"]
     assert (linear["initial_lr"], linear["weight_decay"]) == (0.01, 0.3)
     assert len(by_name) == len(list(training.parameters()))
@@ -43,6 +47,57 @@ def test_kernels_have_their_own_learning_rate_and_kernels_and_norms_no_weight_de
 
 def parameter_names(module, group):
     return [name for name, p in module.named_parameters() if any(p is q for q in group["params"])]
+
+
+@pytest.mark.parametrize(("settings", "steps"), [({"warmup_epochs": 2.0}, 10), ({"warmup_steps": 7}, 7)])
+def test_warm_up_takes_epochs_or_steps(settings, steps):
+    experiment = listops(epochs=4, **settings)
+    training = Training(experiment, build_model(experiment, data("listops")), SCORES["accuracy"], 5, ["val"])
+    factor = training.configure_optimizers()["lr_scheduler"]["scheduler"].lr_lambdas[0]
+    assert factor(steps - 1) == pytest.approx((steps - 1) / steps)
+    assert factor(steps) == 1
+
+
+@pytest.mark.parametrize("kernel", ["fourier", "dilated"])
+def test_precise_statistics_are_averages_over_batches_of_the_present_weights(kernel):
+    tiny, generator = data("image"), torch.Generator().manual_seed(0)
+    model = build_model(listops(kernel=kernel, kernel_size=2, dropout=0.5, prenorm=True), tiny).double().train()
+    x = torch.randn(3, 4, tiny.length, tiny.channels, generator=generator, dtype=torch.float64)
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.BatchNorm1d)}
+    expected = {name: [] for name in norms}
+    for each in x:  # momentum 1 keeps the statistics of the last batch
+        copied = copy.deepcopy(model).eval()
+        for name in norms:
+            norm = copied.get_submodule(name).train()
+            norm.momentum = 1.0
+        with torch.no_grad():
+            copied(each)
+        for name in norms:
+            norm = copied.get_submodule(name)
+            expected[name].append(torch.stack([norm.running_mean, norm.running_var]))
+    for norm in norms.values():
+        norm.running_var.fill_(7.0)  # what was there before has no influence
+    before = torch.get_rng_state()
+    average_statistics(model, [Batch(each, torch.zeros(4)) for each in x])
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)  # dropout is off
+    for name, norm in norms.items():
+        assert (norm.training, norm.momentum) == (True, 0.1)
+        actual = torch.stack([norm.running_mean, norm.running_var])
+        torch.testing.assert_close(actual, torch.stack(expected[name]).mean(0), rtol=1e-9, atol=1e-11)
+
+
+def test_precise_statistics_change_scores_and_not_the_training(trained, tmp_path):
+    options = {"epochs": 2, "limit_train": 5, "dropout": 0.1}
+    weights, losses = [], []
+    for precise_stats in (0, 3):
+        folder = tmp_path / f"run{len(weights)}"
+        trained("image", precise_stats=precise_stats, **options)
+        state = torch.load(folder / "last.ckpt", weights_only=True)
+        weights.append({name: x for name, x in state["state_dict"].items() if "running" not in name})
+        losses.append([row["val/loss"] for row in state["mrconv"]["history"]])
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items() if "num_batches" not in name)
+    assert all(a != b for a, b in zip(*losses, strict=True))
 
 
 def test_without_a_validation_split_the_test_split_is_monitored():

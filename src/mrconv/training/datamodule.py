@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from mrconv.tasks import BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
+from mrconv.tasks import Batch, BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
 from mrconv.tasks.batch_plan import BatchPlan
 from mrconv.tasks.progress_callback import Progress, no_progress
 from mrconv.tasks.randaugment import rand_augment
@@ -166,6 +168,14 @@ class TaskData(pl.LightningDataModule):
     def val_dataloader(self) -> list[BatchLoader]:
         """Return the loaders of the evaluated splits."""
         return [self._loader(name, False) for name in self.evaluated]
+
+    def statistics_batches(self) -> Iterator[Batch]:
+        """Yield `precise_stats` batches of the current epoch's training, spread over it and not augmented."""
+        assert self.trainer is not None
+        loader = copy.copy(self._loader("train", True))  # the position of the training loader must not change
+        loader.plan = SpreadPlan(self.experiment.precise_stats, loader.plan)
+        loader.set_epoch(self.trainer.current_epoch)
+        return (batch.to(self.trainer.strategy.root_device, non_blocking=True) for batch in loader)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch to a device."""

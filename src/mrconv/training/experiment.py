@@ -44,13 +44,20 @@ class RecipeOptions:
 
     lr: float = option(0.003, "learning rate", at_least=0)
     kernel_lr: float = option(0.001, "learning rate of kernels, which have no weight decay", at_least=0)
-    weight_decay: float = option(0.05, "weight decay, except on kernels, biases, norms and alpha", at_least=0)
+    weight_decay: float = option(0.05, "weight decay of the parameters that decay_on names", at_least=0)
+    decay_on: str = option(
+        "matrices", '"all" but kernels, or "matrices": no biases, norms and alpha either', choices=("matrices", "all")
+    )
     batch_size: int = option(50, "examples per step and device", at_least=1)
     epochs: int = option(40, "number of epochs; the cosine schedule ends at 0 after the last", at_least=1)
     stop_after: int = option(0, "end after this many epochs of the schedule; 0: after the last", at_least=0)
     warmup_epochs: float = option(1.0, "epochs of linear warm-up", at_least=0)
+    warmup_steps: int = option(0, "steps of linear warm-up; 0: warmup_epochs decides", at_least=0)
     clip: float = option(0.0, "largest gradient norm; 0 is off; not with FSDP", at_least=0)
     ema: float = option(0.0, "decay of averaged weights; 0 is off", at_least=0, below=1)
+    precise_stats: int = option(
+        0, "before each validation, BatchNorms average their statistics over this many training batches", at_least=0
+    )
     label_smoothing: float = option(0.0, "label smoothing", at_least=0, below=1)
     randaugment: float = option(0.0, "images in files: magnitude of RandAugment; 0 is off", at_least=0)
     crop: int = option(0, "images: random shift by up to this many pixels", at_least=0)

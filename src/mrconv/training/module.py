@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,6 +12,7 @@ import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.config import BackboneOptions, values_of
@@ -70,6 +72,28 @@ def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
+@torch.no_grad()
+def average_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
+    """Set the running statistics of every BatchNorm to their averages over batches, with the present weights.
+
+    Running averages of training come from weights that have changed since. Dropout is off, as in inference.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if not norms:
+        return
+    momenta, training = [norm.momentum for norm in norms], model.training
+    model.eval()
+    for norm in norms:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain average
+    for batch in batches:
+        logits(model, batch)
+    model.train(training)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
 class Training(pl.LightningModule):
     """Training by cross-entropy, for one class per example or for each next token.
 
@@ -93,6 +117,7 @@ class Training(pl.LightningModule):
         super().__init__()
         self.experiment, self.model, self.steps_per_epoch = experiment, model, steps_per_epoch
         self.evaluated, self.few_shapes = tuple(evaluated), few_shapes
+        self.compiled = compiled
         if compiled:
             compile_blocks(model, few_shapes)
         self.automatic_optimization = False  # a CUDA graph contains forward and backward
@@ -170,8 +195,14 @@ class Training(pl.LightningModule):
                     checkpoint[states][name] = total
 
     def on_validation_epoch_start(self) -> None:
-        """Check losses and weights before merging; use the buffers of rank zero, which checkpoints hold."""
+        """Check losses and weights, and average statistics; use the buffers of rank zero, which checkpoints hold."""
         self.check_finite()
+        if self.experiment.precise_stats:
+            batches = self.trainer.datamodule.statistics_batches()  # type: ignore[attr-defined]
+            # a few batches in this mode are not worth a compilation
+            eager = torch.compiler.set_stance("force_eager") if self.compiled else contextlib.nullcontext()
+            with eager, self.trainer.precision_plugin.val_step_context():
+                average_statistics(self.model, batches)
         if self.trainer.world_size > 1:
             for buffer in self.model.buffers():
                 torch.distributed.broadcast(buffer, 0)
@@ -201,8 +232,8 @@ class Training(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return AdamW with the paper's parameter groups, and the schedule."""
         e = self.experiment
-        groups = param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr)
+        groups = param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr, e.decay_on)
         optimizer = torch.optim.AdamW(groups, fused=(self.device.type == "cuda" and not e.clip) or None)
-        warmup, total = round(e.warmup_epochs * self.steps_per_epoch), e.epochs * self.steps_per_epoch
-        schedule = cosine_with_warmup(optimizer, warmup, total)
+        warmup = e.warmup_steps or round(e.warmup_epochs * self.steps_per_epoch)
+        schedule = cosine_with_warmup(optimizer, warmup, e.epochs * self.steps_per_epoch)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
