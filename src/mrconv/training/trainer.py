@@ -16,6 +16,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 
 from .checkpoints import AtomicIO
 from .experiment import Experiment
+from .weight_averaging import EMAWeightAveraging
 
 
 def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]) -> pl.Trainer:
@@ -26,9 +27,7 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # torchmetrics has summed over processes
     if e.ema:
-        from pytorch_lightning.callbacks import EMAWeightAveraging
-
-        callbacks = [EMAWeightAveraging(decay=e.ema), *callbacks]  # first, so that checkpoints hold the current average
+        callbacks = [EMAWeightAveraging(e.ema), *callbacks]  # first, so that checkpoints hold the current average
     try:
         return pl.Trainer(
             accelerator=e.accelerator,
