@@ -190,6 +190,26 @@ def test_an_epoch_with_a_non_finite_validation_loss_is_not_the_best(tmp_path, mo
     assert loop.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
 
 
+def test_of_epochs_with_equal_scores_the_one_with_the_smallest_loss_is_the_best(tmp_path, monkeypatch):
+    """Also if the run is resumed in between."""
+    losses, original, make_trainer = [0.7, 0.5, 0.6, 0.3, 0.4], Training._log, loop.make_trainer
+
+    def log(self, score, split):
+        if split == "val":
+            self.log_dict({"val/accuracy": 0.5, "val/loss": losses[self.current_epoch]}, add_dataloader_idx=False)
+        else:
+            original(self, score, split)
+
+    monkeypatch.setattr(Training, "_log", log)
+    monkeypatch.setattr(loop, "make_trainer", stopping_trainer(10))  # within the third epoch
+    experiment = listops(data_dir=str(tmp_path / "data"), epochs=5)
+    with pytest.raises(SystemExit):
+        loop.train(experiment, tmp_path / "run", quiet=True)
+    assert loop.finish(tmp_path / "run")["best_epoch"] == 2
+    monkeypatch.setattr(loop, "make_trainer", make_trainer)
+    assert loop.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 4
+
+
 def test_a_run_can_be_finished_early_and_still_resume(tmp_path, monkeypatch):
     training_step = Training.training_step
 

@@ -63,8 +63,7 @@ class Checkpoints(Callback):
         self.monitored, self.loss = f"{data.monitored}/{metric.name}", f"{data.monitored}/loss"
         self.data = data_summary(data.data)
         self.history: list[dict[str, float]] = []
-        self.best: float | None = None
-        self.best_epoch = -1
+        self.best_epoch = -1  # an index of the history
         self.last_is_valid = False  # whether this run resumed from the last checkpoint or wrote it
         self.stop_requested = False  # set by a signal to this process, in a distributed run
         self.between_batches = False  # a run can resume only from a state between two training batches
@@ -79,15 +78,22 @@ class Checkpoints(Callback):
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         self.history.append({"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": lr, **metrics})
-        score = metrics[self.monitored]
-        better = math.isfinite(metrics[self.loss]) and (self.best is None or self.metric.better(score, self.best))
+        better = self.is_better(metrics, self.history[self.best_epoch] if self.best_epoch >= 0 else None)
         if better:
-            self.best, self.best_epoch = score, trainer.current_epoch
+            self.best_epoch = trainer.current_epoch
         self.save(trainer, module)
         if trainer.is_global_zero:
             write_csv(self.folder / METRICS, self.history)
             if better:
                 _link(self.folder / LAST, self.folder / BEST)
+
+    def is_better(self, new: dict[str, float], best: dict[str, float] | None) -> bool:
+        """Return whether the scores of an epoch are better than those of another; equal ones compare by their loss."""
+        if not math.isfinite(new[self.loss]) or best is None:
+            return math.isfinite(new[self.loss])
+        if new[self.monitored] == best[self.monitored]:
+            return new[self.loss] < best[self.loss]
+        return self.metric.better(new[self.monitored], best[self.monitored])
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -132,9 +138,8 @@ class Checkpoints(Callback):
         self.saved_at = time.monotonic()
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add random states, the best score and the history of scores."""
+        """Add random states, the best epoch and the history of scores."""
         checkpoint["mrconv"] = {
-            "best": self.best,
             "best_epoch": self.best_epoch,
             "history": self.history,
             "seconds": self.seconds,
@@ -153,7 +158,7 @@ class Checkpoints(Callback):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `on_save_checkpoint` saved."""
-        self.best, self.best_epoch, self.random_states = state["best"], state["best_epoch"], state["random"]
+        self.best_epoch, self.random_states = state["best_epoch"], state["random"]
         self.history, self.previous_seconds = state["history"], state["seconds"]
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
