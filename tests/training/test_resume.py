@@ -15,9 +15,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from mrconv import SequenceClassifier
 from mrconv.hub import read_json
 from mrconv.training import checkpoints, loop, rundir
-from mrconv.training.checkpoints import AtomicIO, latest_valid_checkpoint
+from mrconv.training.checkpoints import AtomicIO, Checkpoints, latest_valid_checkpoint
 from mrconv.training.figures import draw_run
 from mrconv.training.module import NonFiniteError, Training
 from mrconv.training.scores import SCORES
@@ -33,8 +34,8 @@ def start_process(folder, epochs=3):
     return Command("tests.training.miniature", folder, epochs)
 
 
-def weights(folder):
-    return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+def weights(folder, name="last.ckpt"):
+    return torch.load(folder / name, weights_only=True)["state_dict"]
 
 
 @pytest.fixture(scope="module")
@@ -263,27 +264,48 @@ def test_a_run_beyond_its_stop_is_reported(tmp_path, monkeypatch):
         loop.train(dataclasses.replace(experiment, stop_after=1), folder, quiet=True)
 
 
-def test_the_best_checkpoint_is_restored_after_a_kill_before_its_link(tmp_path, monkeypatch):
+def test_the_best_weights_are_restored_after_a_kill_before_they_are_written(tmp_path, monkeypatch):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
-    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: True)
-    original = checkpoints._link
+    original = checkpoints.write_best
 
-    def link(source, target):
-        if target.name == "best.ckpt" and target.exists():
+    def write_best(folder, checkpoint):
+        if (folder / "best.ckpt").exists():
             raise RuntimeError("killed")
-        original(source, target)
+        original(folder, checkpoint)
 
-    monkeypatch.setattr(checkpoints, "_link", link)
+    monkeypatch.setattr(Checkpoints, "is_better", lambda *_: True)
+    monkeypatch.setattr(checkpoints, "write_best", write_best)
     with pytest.raises(RuntimeError, match="killed"):
         loop.train(experiment, tmp_path / "run", quiet=True)
-    monkeypatch.setattr(checkpoints, "_link", original)
+    monkeypatch.setattr(checkpoints, "write_best", original)
     copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     for result in (loop.finish(copy), loop.train(experiment, tmp_path / "run", quiet=True)):
         assert (result["best_epoch"], result["epochs_done"]) == (2, 2)
     for folder in (copy, tmp_path / "run"):
-        best = torch.load(folder / "best.ckpt", weights_only=True)["state_dict"]
-        assert all(torch.equal(best[name], value) for name, value in weights(folder).items())
+        best, last = weights(folder, "best.ckpt"), weights(folder)
+        assert all(torch.equal(value, last[name]) for name, value in best.items())
         assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_the_best_checkpoint_holds_the_weights_of_the_recorded_model_alone(tmp_path, ema):
+    loop.train(listops(data_dir=str(tmp_path / "data"), epochs=1, ema=ema), tmp_path / "run", quiet=True)
+    best = torch.load(tmp_path / "run" / "best.ckpt", weights_only=True)
+    assert best.keys() == {"mrconv", "epoch", "state_dict"}
+    recorded = SequenceClassifier.from_pretrained(tmp_path / "run" / "model").state_dict()
+    assert best["state_dict"].keys() == {f"model.{name}" for name in recorded}
+    assert all(torch.equal(best["state_dict"][f"model.{name}"], value) for name, value in recorded.items())
+
+
+def test_a_run_does_not_resume_from_its_best_weights(tmp_path):
+    experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
+    loop.train(experiment, folder, quiet=True)
+    for name in ("last.ckpt", "previous.ckpt", "result.json"):
+        (folder / name).unlink(missing_ok=True)
+    assert latest_valid_checkpoint(folder) is None
+    with pytest.raises(FileNotFoundError, match=r"has no last\.ckpt or previous\.ckpt that can be read"):
+        loop.finish(folder)
+    assert loop.train(experiment, folder, quiet=True)["epochs_done"] == 1
 
 
 def test_a_checkpoint_within_an_epoch_does_not_become_the_best(tmp_path, monkeypatch):
@@ -299,9 +321,7 @@ def test_a_damaged_best_checkpoint_is_reported_and_the_record_names_the_used_epo
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
     monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: False)
     assert loop.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
-    best = tmp_path / "run" / "best.ckpt"
-    best.unlink()  # it may be a link to the previous checkpoint
-    best.write_bytes(b"")
+    (tmp_path / "run" / "best.ckpt").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"best\.ckpt cannot be read and is not used"):
         assert loop.finish(tmp_path / "run")["best_epoch"] == 2
 

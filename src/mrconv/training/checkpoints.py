@@ -56,7 +56,7 @@ class AtomicIO(CheckpointIO):
 
 
 class Checkpoints(Callback):
-    """Saves the last checkpoint, the previous one, the best by the monitored score, and a table of all scores."""
+    """Saves the last checkpoint, the previous one, the best weights by the monitored score, and a table of scores."""
 
     def __init__(self, folder: Path, data: TaskData, metric: Score, minutes: float) -> None:
         self.folder, self.metric, self.interval = folder, metric, 60 * minutes
@@ -72,7 +72,7 @@ class Checkpoints(Callback):
         self.random_states: list[dict[str, Any]] = []  # of each process, from the checkpoint
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Save the state; if its score is the best so far, save it as the best one too."""
+        """Save the state; if its score is the best so far, save its weights as the best ones."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
@@ -85,7 +85,7 @@ class Checkpoints(Callback):
         if trainer.is_global_zero:
             write_csv(self.folder / METRICS, self.history)
             if better:
-                _link(self.folder / LAST, self.folder / BEST)
+                write_best(self.folder, self.folder / LAST)
 
     def is_better(self, new: dict[str, float], best: dict[str, float] | None) -> bool:
         """Return whether the scores of an epoch are better than those of another; equal ones compare by their loss."""
@@ -244,20 +244,27 @@ def read_step(checkpoint: Path) -> int:
     return int(torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["global_step"])
 
 
+def write_best(folder: Path, checkpoint: Path) -> None:
+    """Write the best weights, those of a checkpoint, without the state that resumes a run."""
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    weights = {name: value for name, value in content["state_dict"].items() if name.startswith("model.")}
+    AtomicIO().save_checkpoint({"mrconv": {}, "epoch": content["epoch"], "state_dict": weights}, folder / BEST)
+
+
 def restore_files(folder: Path, checkpoint: Path) -> int:
-    """Write the metrics table and the best checkpoint again, in case a kill prevented it; return the step."""
+    """Write the metrics table and the best weights again, in case a kill prevented it; return the step."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     state, step = content["mrconv"], content["global_step"]
     if state["history"]:
         write_csv(folder / METRICS, state["history"])
         last = state["history"][-1]
         if (last["epoch"], last["step"]) == (state["best_epoch"] + 1, step):
-            _link(checkpoint, folder / BEST)
+            write_best(folder, checkpoint)
     return step
 
 
-def latest_valid_checkpoint(folder: Path, names: Sequence[str] = (LAST, PREVIOUS, BEST)) -> Path | None:
-    """Return the first checkpoint that can be read; warn about those that cannot."""
+def latest_valid_checkpoint(folder: Path, names: Sequence[str] = (LAST, PREVIOUS)) -> Path | None:
+    """Return the first checkpoint that can be read, by default of those that resume a run; warn about damaged ones."""
     for name in names:
         path = folder / name
         if not path.exists():

@@ -181,7 +181,7 @@ def finish(folder: Path) -> dict[str, Any]:
     """
     experiment, checkpoint = rundir.read_run(folder), latest_valid_checkpoint(folder)
     if checkpoint is None:
-        raise FileNotFoundError(f"{folder} has no checkpoint")
+        raise FileNotFoundError(f"{folder} has no {LAST} or {PREVIOUS} that can be read")
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]
     if not state["history"]:
         raise ValueError(f"{folder}: no epoch is complete yet")
@@ -198,7 +198,7 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
     """Return the model with the best readable weights of a run, unmerged and in eval mode, and their epoch."""
     path = latest_valid_checkpoint(folder, (BEST, LAST, PREVIOUS))
     if path is None:
-        raise FileNotFoundError(f"{folder} has no checkpoint")
+        raise FileNotFoundError(f"{folder} has no checkpoint that can be read")
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     state = checkpoint["state_dict"]
     model = build_model(experiment, data)
