@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mrconv import MRConv
+from mrconv.kernels import kernel_class
 
 from .conftest import randomise, relative, training_step
 
@@ -116,3 +117,29 @@ def test_one_resolution_has_neither_alpha_nor_batchnorm():
 def test_one_value_per_channel_cannot_be_normalised():
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         MRConv(4, 32)(torch.randn(1, 1, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("l_max", "norm", "scale"), [(64, "batch", 1 / 8), (64, "scale", 1), (4, "batch", 1)])
+def test_kernels_before_a_batch_norm_start_smaller(kind, l_max, norm, scale):
+    torch.manual_seed(0)
+    layer = MRConv(16, l_max, kernel=kind, kernel_size=4, norm=norm, seed=3)
+    for reset in (False, True):
+        if reset:
+            layer.reset_parameters()
+        torch.manual_seed(0)
+        kernel = kernel_class(kind)(16, layer.directions[0].kernel.lengths, 4, seed=3)
+        if not reset:
+            for a, b in zip(layer.directions[0].kernel.parameters(), kernel.parameters(), strict=True):
+                assert torch.equal(a, b * scale)
+        largest = max(p.abs().max() for p in layer.directions[0].kernel.parameters())
+        assert largest < scale * 6  # six standard deviations, or the constant beta
+
+
+def test_the_scale_of_kernels_before_a_batch_norm_has_no_influence():
+    u = torch.randn(3, 50, 4, dtype=torch.float64)
+    layer, larger = (MRConv(4, 64, kernel="dilated", kernel_size=4, eps=1e-30, dtype=torch.float64) for _ in range(2))
+    larger.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        larger.directions[0].kernel.taps.mul_(8)
+    assert relative(larger(u), layer(u)) < 1e-9
