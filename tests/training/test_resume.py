@@ -21,6 +21,7 @@ from mrconv.training import checkpoints, loop, rundir
 from mrconv.training.checkpoints import AtomicIO, Checkpoints, latest_valid_checkpoint
 from mrconv.training.figures import draw_run
 from mrconv.training.module import NonFiniteError, Training
+from mrconv.training.run_names import recipe_changes
 from mrconv.training.scores import SCORES
 
 from ..conftest import slow_except
@@ -432,6 +433,7 @@ def test_the_record_lists_the_environments_before_a_run_resumed_elsewhere(tmp_pa
     recorded = loop.train(experiment, folder, quiet=True)["environment"]
     assert (recorded["hardware"], recorded["from_step"]) == (current["hardware"], 3)
     facts = {"precision": "32-true", "compiled": False, "command": rundir.command_line()}
+    facts["changes"] = recipe_changes(dataclasses.asdict(experiment))
     assert recorded["before"] == [current | {"hardware": "old", "from_step": 0} | facts]
 
 

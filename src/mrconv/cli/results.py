@@ -1,14 +1,16 @@
-"""mrconv results: recorded results beside the paper's."""
+"""mrconv results: recorded results beside the paper's, and the table of probes."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .parser import CommandError
 
 DEFAULT = ("results", "runs")
+PROBES = Path("results/probes")
 
 
 def add(commands: Any) -> None:
@@ -18,6 +20,8 @@ def add(commands: Any) -> None:
     default = " and ".join(f"./{name}" for name in DEFAULT)
     what = f"folders to search for result.json files; default: {default}, if they exist"
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=what)
+    what = f"print a table of probes instead, short trainings with one change; default folder: ./{PROBES}"
+    parser.add_argument("--probes", action="store_true", help=what)
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the table to a file, with all columns")
     what = "write the paper's accuracies of all models to a file, with our runs below each"
     parser.add_argument("--baselines", type=Path, metavar="FILE.md", help=what)
@@ -26,28 +30,49 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Read the results, print the table, write the files."""
+    """Read the records, print the table, write the files."""
+    if given.probes and given.baselines:
+        raise CommandError("argument --baselines: not with --probes, which are not compared with the paper")
+    try:
+        _tabulate_probes(given) if given.probes else _tabulate_results(given)
+    except ImportError as error:
+        raise CommandError(f"`mrconv results` needs {error.name}: pip install 'mrconv[train]'") from None
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _tabulate_results(given: argparse.Namespace) -> None:
     folders = given.folders or [Path(name) for name in DEFAULT if Path(name).is_dir()]
     if not folders:
         raise CommandError(f"no {' or '.join(DEFAULT)} folder here: give the folders of the runs")
-    try:
-        from mrconv.training import report, result_files
-    except ImportError as error:
-        raise CommandError(f"`mrconv results` needs {error.name}: pip install 'mrconv[train]'") from None
-    try:
-        results = result_files.collect(folders)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
+    from mrconv.training import report, result_files
+
+    results = result_files.collect(folders)
     if not results:
         raise CommandError(f"no {result_files.RESULT} under {', '.join(map(str, folders))}: no run there has ended")
     print(report.table(results))
-    for option, make in (("markdown", report.markdown), ("baselines", report.baseline_table)):
-        path = getattr(given, option)
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(make(results), encoding="utf-8")
-        except OSError as error:
-            raise CommandError(f"argument --{option}: cannot write {path}: {error.strerror}") from None
-        print(f"\nwrote {path}")
+    _write("markdown", given.markdown, lambda: report.markdown(results))
+    _write("baselines", given.baselines, lambda: report.baseline_table(results))
+
+
+def _tabulate_probes(given: argparse.Namespace) -> None:
+    from mrconv.training import probes
+
+    folders = given.folders or [PROBES]
+    found = probes.find_probes(folders)
+    if not found:
+        raise CommandError(f"no folder with config.yaml and metrics.csv under {', '.join(map(str, folders))}")
+    print(probes.table(found))
+    _write("markdown", given.markdown, lambda: probes.markdown(found))
+
+
+def _write(option: str, path: Path | None, make: Callable[[], str]) -> None:
+    """Write the file of an option, if it was given."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(make(), encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"argument --{option}: cannot write {path}: {error.strerror}") from None
+    print(f"\nwrote {path}")

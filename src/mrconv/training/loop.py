@@ -36,6 +36,7 @@ from .experiment import Experiment
 from .figures import draw_run
 from .module import NonFiniteError, Training, build_model, cross_entropy, logits
 from .progress import EpochProgress
+from .run_names import recipe_changes
 from .scores import SCORES
 from .trainer import make_trainer
 
@@ -116,9 +117,11 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
 def _write_start(experiment: Experiment, folder: Path, checkpoint: Path | None, facts: dict[str, Any]) -> None:
     """Write the config and the environment of a run that starts or resumes."""
     rundir.remove_stale_drafts(folder)
-    rundir.write_config(folder / rundir.CONFIG, dataclasses.asdict(experiment))
+    config = dataclasses.asdict(experiment)
+    rundir.write_config(folder / rundir.CONFIG, config)
     step = 0 if checkpoint is None else restore_files(folder, checkpoint)
-    environment = {**rundir.environment(), **facts, "command": rundir.command_line()}
+    changes = recipe_changes(config)  # recorded, because presets change
+    environment = {**rundir.environment(), **facts, "changes": changes, "command": rundir.command_line()}
     path = folder / rundir.ENVIRONMENT
     rundir.write_json(path, rundir.environment_history(environment, path, step))
 

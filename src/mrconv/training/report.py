@@ -13,8 +13,7 @@ from .paper_numbers import BASELINES, EXAMPLES, TASKS, mrconv_accuracies, publis
 from .presets import preset_of_run
 from .run_names import REPEATS, changed_keys, run_name
 from .scores import SCORES
-
-NOTHING = "–"
+from .tables import NOTHING, aligned_table, markdown_lines, markdown_table
 
 # Keys that reduce a run, with or without a preset, and their notes.
 REDUCED = {
@@ -181,27 +180,13 @@ def as_published(result: Mapping[str, Any]) -> bool:
 
 def table(results: Iterable[Mapping[str, Any]]) -> str:
     """Return an aligned table for a terminal."""
-    shown = [key for key in COLUMNS if key not in NOT_ON_TERMINALS]
-    cells = [[COLUMNS[key] for key in shown]] + [[line[key] for key in shown] for line in lines(results)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    text = []
-    for line in cells:
-        parts = [
-            cell.ljust(width) if key in LEFT else cell.rjust(width)
-            for key, cell, width in zip(shown, line, widths, strict=True)
-        ]
-        text.append("  ".join(parts).rstrip())
-    return "\n".join(text)
-
-
-def _markdown(cells: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells) + "\n"
+    shown = {key: heading for key, heading in COLUMNS.items() if key not in NOT_ON_TERMINALS}
+    return aligned_table(shown, lines(results), LEFT)
 
 
 def markdown(results: Iterable[Mapping[str, Any]]) -> str:
     """Return a table in Markdown, with all columns."""
-    sides = [":---" if key in LEFT else "---:" for key in COLUMNS]
-    return _markdown([list(COLUMNS.values()), sides, *(list(line.values()) for line in lines(results))])
+    return markdown_table(COLUMNS, lines(results), LEFT)
 
 
 def baseline_table(results: Iterable[Mapping[str, Any]]) -> str:
@@ -223,4 +208,4 @@ def baseline_table(results: Iterable[Mapping[str, Any]]) -> str:
             cells.append(
                 [f"{name}, here", *(mean_and_deviation(_scores(each)) if each else NOTHING for each in groups)]
             )
-    return _markdown(cells)
+    return markdown_lines(cells)

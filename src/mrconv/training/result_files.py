@@ -12,6 +12,8 @@ from typing import Any
 from .scores import SCORES
 
 RESULT, METRICS = "result.json", "metrics.csv"
+PROBES = "probes"
+"""The folder of probes, which are not results."""
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "name": str,
@@ -26,7 +28,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 
 
 def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """Read every result.json under the folders; ignore further copies of a result.
+    """Read every result.json under the folders; ignore further copies of a result, and probes.
 
     Each result has the contents of its file, its `path`, and `epochs_done` (None if unknown).
     """
@@ -52,8 +54,12 @@ def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def _find_files(folders: Sequence[Path]) -> list[Path]:
-    paths = [path for folder in folders for path in (sorted(folder.rglob(RESULT)) if folder.is_dir() else [folder])]
+    paths = [path for folder in folders for path in (_files_under(folder) if folder.is_dir() else [folder])]
     return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
+
+
+def _files_under(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob(RESULT) if PROBES not in path.relative_to(folder).parts)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .experiment import Experiment
-from .presets import find_preset
+from .presets import find_preset, preset_of_run
 
 REPEATS = {
     "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "graphs", "backend",
@@ -36,6 +36,13 @@ def changed_keys(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     """Return the values that differ from the preset or, for keys it does not set, from the defaults of `Experiment`."""
     expected = flatten_options(dataclasses.asdict(Experiment()) | dict(preset))
     return {key: value for key, value in flatten_options(values).items() if value != expected.get(key)}
+
+
+def recipe_changes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that differ from its preset and may change its scores."""
+    preset = preset_of_run(values["name"], values["task"])
+    changed = changed_keys(values, preset.values() if preset else {})
+    return {key: value for key, value in changed.items() if key not in UNNAMED - {"precision", "pad"}}
 
 
 def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:

@@ -109,8 +109,8 @@ def write_config(path: Path, values: dict[str, Any]) -> None:
         draft.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
-def read_run(folder: Path) -> Experiment:
-    """Return the experiment of a run folder."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config of a run folder as it was recorded, without keys that were added later."""
     path = folder / CONFIG
     if not path.exists():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no {CONFIG}")
@@ -118,9 +118,15 @@ def read_run(folder: Path) -> Experiment:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError("it holds no keys and values")
-        return Experiment.make(values)
+        Experiment.make(values)
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ValueError(f"{path} is not the config of a run: {' '.join(str(error).split())}") from error
+    return values
+
+
+def read_run(folder: Path) -> Experiment:
+    """Return the experiment of a run folder."""
+    return Experiment.make(read_config(folder))
 
 
 def read_result(path: Path) -> Mapping[str, Any]:
