@@ -157,6 +157,21 @@ def test_notes_list_what_differs_from_the_paper():
     ]
 
 
+def test_runs_without_a_validation_split_note_the_best_epoch_on_test():
+    """A record of an earlier version, whose epoch test chose, has a line of its own."""
+    watched = {"watched": "test/accuracy"}  # codespell:ignore watched
+    runs = [
+        ran("text-base", f"seed={seed}")
+        | watched
+        | {"best_on_test": {"epoch": 20 + seed, "accuracy": 0.88 + 0.01 * seed}}
+        for seed in (0, 1)
+    ]
+    first, earlier = report.lines([*runs, ran("text-base", "seed=2") | watched])
+    assert (first["seeds"], earlier["seeds"]) == ("0, 1", "2")
+    assert first["notes"].endswith("last epoch; best on test 88.50 ± 0.71 at epoch 20, 21")
+    assert earlier["notes"].endswith("epoch chosen by test")
+
+
 @pytest.mark.parametrize(
     ("settings", "note"),
     [
@@ -227,6 +242,7 @@ def test_a_line_is_named_after_what_differs():
         ("[]", "must contain a JSON object"),
         ("{}", "key 'name' is missing"),
         (json.dumps(result(epochs="40")), "'epochs' cannot be \"40\""),
+        (json.dumps(result(best_on_test={"epoch": 3})), "'best_on_test' must have numbers 'epoch' and 'accuracy'; got"),
         (json.dumps(result(test=62.0)), "'accuracy' of test must be from 0 to 1; got 62.0"),
         (json.dumps(result(test=float("nan"))), "'accuracy' of test must be from 0 to 1; got NaN"),
     ],

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from mrconv import SequenceClassifier
+from mrconv.cli.train import print_result
 from mrconv.hub import read_json
-from mrconv.training import checkpoints, loop, rundir
+from mrconv.training import checkpoints, loop, report, rundir
 from mrconv.training.checkpoints import AtomicIO, Checkpoints, latest_valid_checkpoint
 from mrconv.training.figures import draw_run
 from mrconv.training.module import NonFiniteError, Training
@@ -26,7 +27,7 @@ from mrconv.training.scores import SCORES
 
 from ..conftest import slow_except
 from ..processes import Command
-from .miniature import listops, stopping_trainer
+from .miniature import data, listops, small, stopping_trainer
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -210,6 +211,40 @@ def test_of_epochs_with_equal_scores_the_one_with_the_smallest_loss_is_the_best(
     assert loop.finish(tmp_path / "run")["best_epoch"] == 2
     monkeypatch.setattr(loop, "make_trainer", make_trainer)
     assert loop.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 4
+
+
+def test_without_a_validation_split_the_last_epoch_is_recorded_and_the_best_on_test_noted(
+    tmp_path, monkeypatch, capsys
+):
+    """Also if a run is finished within an epoch: its last complete epoch counts."""
+    scores, original, tiny, make_trainer = [0.5, 0.75, 0.75, 0.7], Training._log, data("text"), loop.make_trainer
+
+    def log(self, score, split):
+        if split == "test":
+            epoch = self.current_epoch
+            self.log_dict({"test/accuracy": scores[epoch], "test/loss": 1 - 0.1 * epoch}, add_dataloader_idx=False)
+        else:
+            original(self, score, split)
+
+    monkeypatch.setattr(Training, "_log", log)
+    monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(loop, "make_trainer", stopping_trainer(9))  # within the fifth epoch of 2 steps
+    experiment, folder = small(listops(task="text"), epochs=5), tmp_path / "run"
+    with pytest.raises(SystemExit):
+        loop.train(experiment, folder, quiet=True)
+    result = loop.finish(folder)
+    assert (result["best_epoch"], result["epochs_done"]) == (4, 4)
+    assert result["best_on_test"] == {"epoch": 3, "accuracy": 0.75}
+    assert report.notes(result)[-1] == "last epoch; best on test 75.00 at epoch 3"
+    assert torch.load(folder / "best.ckpt", weights_only=True)["epoch"] == 3
+    scores.append(0.6)
+    monkeypatch.setattr(loop, "make_trainer", make_trainer)
+    result = loop.train(experiment, folder, quiet=True)
+    assert (result["best_epoch"], result["best_on_test"]["epoch"]) == (5, 3)
+    print_result(result, folder)
+    assert ", last epoch; best on test 75.00% at epoch 3\n" in capsys.readouterr().out
+    recorded, last = SequenceClassifier.from_pretrained(folder / "model").state_dict(), weights(folder)
+    assert all(torch.equal(value, last[f"model.{name}"]) for name, value in recorded.items())
 
 
 def test_a_run_can_be_finished_early_and_still_resume(tmp_path, monkeypatch):

@@ -195,7 +195,10 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     split = "test" if "test" in result[metric.name] else "val"
     score, merged = (metric.text(result[key][split]) for key in (metric.name, f"merged_{metric.name}"))
     done = f" ({result['epochs_done']} of {result['epochs']} epochs done)" if result["partial"] else ""
-    print(f"\n{result['name']}: {split} {score}, merged {merged}, best epoch {result['best_epoch']}{done}")
+    epoch = f"best epoch {result['best_epoch']}"
+    if best := result.get("best_on_test"):
+        epoch = f"last epoch; best on test {metric.text(best[metric.name])} at epoch {best['epoch']}"
+    print(f"\n{result['name']}: {split} {score}, merged {merged}, {epoch}{done}")
     paper = published_for_run(result)
     if paper is not None and paper.accuracy is not None:
         print(f"the paper: {paper.accuracy:.2f} %; best baseline: {paper.baseline}, {paper.baseline_accuracy:.2f} %")

@@ -34,7 +34,7 @@ Review = tuple[str, str, int]
 class IMDBReviews(Task):
     """Sentiment, positive or negative, of 25,000 training and 25,000 test reviews.
 
-    As in LRA and S4 there is no validation split: a report should state that the test accuracy chose the model.
+    As in LRA and S4 there is no validation split: the last epoch is recorded.
 
     Args:
         length: a text is cut to length - 1 characters and <eos>.

@@ -56,11 +56,15 @@ class AtomicIO(CheckpointIO):
 
 
 class Checkpoints(Callback):
-    """Saves the last checkpoint, the previous one, the best weights by the monitored score, and a table of scores."""
+    """Saves the last checkpoint, the previous one, the best weights by the monitored score, and a table of scores.
+
+    Without a validation split the test split is monitored but chooses nothing: the weights of the last epoch are kept.
+    """
 
     def __init__(self, folder: Path, data: TaskData, metric: Score, minutes: float) -> None:
         self.folder, self.metric, self.interval = folder, metric, 60 * minutes
         self.monitored, self.loss = f"{data.monitored}/{metric.name}", f"{data.monitored}/loss"
+        self.keeps_last_epoch = data.monitored == "test"
         self.data = data_summary(data.data)
         self.history: list[dict[str, float]] = []
         self.best_epoch = -1  # an index of the history
@@ -72,13 +76,14 @@ class Checkpoints(Callback):
         self.random_states: list[dict[str, Any]] = []  # of each process, from the checkpoint
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Save the state; if its score is the best so far, save its weights as the best ones."""
+        """Save the state; if its score is the best so far, or the last epoch is kept, save its weights as the best."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         self.history.append({"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "lr": lr, **metrics})
-        better = self.is_better(metrics, self.history[self.best_epoch] if self.best_epoch >= 0 else None)
+        compared = self.best_epoch >= 0 and not self.keeps_last_epoch
+        better = self.is_better(metrics, self.history[self.best_epoch] if compared else None)
         if better:
             self.best_epoch = trainer.current_epoch
         self.save(trainer, module)
@@ -94,6 +99,14 @@ class Checkpoints(Callback):
         if new[self.monitored] == best[self.monitored]:
             return new[self.loss] < best[self.loss]
         return self.metric.better(new[self.monitored], best[self.monitored])
+
+    def best_scores(self) -> dict[str, float] | None:
+        """Return the scores of the epoch with the best monitored score, even if the last epoch is kept instead."""
+        best = None
+        for scores in self.history:
+            if self.is_better(scores, best):
+                best = scores
+        return best
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -123,7 +123,7 @@ def _mark_best_and_paper(
     """Mark the best epoch and the paper's accuracy; return their handles by label."""
     legend: dict[str, Any] = {}
     epochs, values = metrics.get(result.get("watched", ""), ([], []))  # codespell:ignore watched
-    epoch = result.get("best_epoch")
+    epoch = result.get("best_on_test", {}).get("epoch", result.get("best_epoch"))
     if epoch in epochs:
         label, best = f"best: epoch {epoch}", scale * values[epochs.index(epoch)]
         ring: dict[str, Any] = {

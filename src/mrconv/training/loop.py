@@ -172,6 +172,9 @@ def _record(experiment: Experiment, folder: Path, data: Prepared, checkpoints: C
         "environment": environment,
         "config": dataclasses.asdict(experiment),
     }
+    best = checkpoints.best_scores()
+    if checkpoints.keeps_last_epoch and best_epoch == epochs_done and best is not None:
+        result["best_on_test"] = {"epoch": best["epoch"], data.metric: best[checkpoints.monitored]}
     draw_run(folder, result=result)
     rundir.write_json(folder / rundir.RESULT, result)  # last: its presence marks the run as recorded
     return result

@@ -12,7 +12,7 @@ from .._utils.duration import format_duration
 from .paper_numbers import BASELINES, EXAMPLES, TASKS, mrconv_accuracies, published_for_run
 from .presets import preset_of_run
 from .run_names import REPEATS, changed_keys, run_name
-from .scores import SCORES
+from .scores import SCORES, Score
 from .tables import NOTHING, aligned_table, markdown_lines, markdown_table
 
 # Keys that reduce a run, with or without a preset, and their notes.
@@ -44,11 +44,14 @@ NOT_ON_TERMINALS = ("task", "hardware", "revision")
 
 
 def group_seeds(results: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Group the results of runs that differ only in their seed; a partial run is a group by itself."""
+    """Group the results of runs that differ only in their seed; a partial run is a group by itself.
+
+    Runs of which the last epoch is recorded do not join earlier ones whose epoch was chosen by test.
+    """
     groups: list[tuple[Any, list[Mapping[str, Any]]]] = []
     for result in results:
         config = {key: value for key, value in result.get("config", {}).items() if key not in REPEATS | {"name"}}
-        settings = (displayed_name(result), result["task"], config)
+        settings = (displayed_name(result), result["task"], config, "best_on_test" in result)
         for other, group in groups:
             separate = result["partial"] or group[0]["partial"] or result["seed"] in [each["seed"] for each in group]
             if other == settings and not separate:
@@ -73,20 +76,19 @@ def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     first = group[0]
     metric = SCORES[first.get("metric", "accuracy")]
     test, merged = _scores(group), _scores(group, "merged_")
-    unit = "" if metric.name == "accuracy" else f" {metric.name}"
     paper = published_for_run(first)
     cells = dict.fromkeys(COLUMNS, NOTHING) | {
         "run": displayed_name(first),
         "task": first["task"],
         "seeds": ", ".join(str(result["seed"]) for result in group),
-        "test": mean_and_deviation(test, unit),
-        "merged": mean_and_deviation(merged, unit),
+        "test": mean_and_deviation(test, _unit(metric)),
+        "merged": mean_and_deviation(merged, _unit(metric)),
         "parameters": " or ".join(dict.fromkeys(f"{result['parameters']:,}" for result in group)),
         "epochs": _epochs(first),
         "time": " to ".join(dict.fromkeys(duration(f([r["seconds"] for r in group])) for f in (min, max))),
         "hardware": _environment(group, "hardware"),
         "revision": _environment(group, "revision"),
-        "notes": "; ".join(notes(first)) or NOTHING,
+        "notes": "; ".join(notes(*group)) or NOTHING,
     }
     if paper is not None:
         cells["paper"] = "chance" if paper.accuracy is None else f"{paper.accuracy:.2f}"
@@ -107,6 +109,10 @@ def _scores(group: Sequence[Mapping[str, Any]], prefix: str = "") -> list[float]
     metric, split = SCORES[group[0].get("metric", "accuracy")], _split(group[0])
     key = prefix + metric.name
     return [metric.scale * result[key][split] for result in group if split in result[key]]
+
+
+def _unit(metric: Score) -> str:
+    return "" if metric.name == "accuracy" else f" {metric.name}"
 
 
 def mean_and_deviation(values: Sequence[float], unit: str = "") -> str:
@@ -138,8 +144,9 @@ def _environment(group: Sequence[Mapping[str, Any]], key: str) -> str:
     return ", ".join(values)
 
 
-def notes(result: Mapping[str, Any]) -> list[str]:
-    """Return the caveats of comparing a run with the paper."""
+def notes(*group: Mapping[str, Any]) -> list[str]:
+    """Return the caveats of comparing a run, or runs that differ in their seed, with the paper."""
+    result = group[0]
     texts, changed = ["partial"] if result["partial"] else [], changes(result)
     texts += [text.format(changed.pop(key)) for key, text in REDUCED.items() if key in changed]
     if "epochs" in changed:
@@ -153,10 +160,19 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     if printed is not None and examples is not None and examples != printed:
         texts.append(f"{examples:,} training examples, {printed:,} in the paper")
     if result.get("watched", "").startswith("test/"):  # codespell:ignore watched
-        texts.append("epoch chosen by test")
+        texts.append(_epoch_note(group))
     if _split(result) == "val":
         texts.append("validation")
     return texts
+
+
+def _epoch_note(group: Sequence[Mapping[str, Any]]) -> str:
+    """Return which epoch is recorded of runs without a validation split."""
+    if "best_on_test" not in group[0]:  # recorded by an earlier version
+        return "epoch chosen by test"
+    best, metric = [result["best_on_test"] for result in group], SCORES[group[0].get("metric", "accuracy")]
+    score = mean_and_deviation([metric.scale * each[metric.name] for each in best], _unit(metric))
+    return f"last epoch; best on test {score} at epoch {', '.join(str(each['epoch']) for each in best)}"
 
 
 def changes(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,9 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path} is not the result of a run: key {key!r} is missing")
         if not isinstance(result[key], kind) or (kind is not bool and isinstance(result[key], bool)):
             raise ValueError(f"{path}: {key!r} cannot be {json.dumps(result[key])}")
+    best = result.get("best_on_test", {"epoch": 1, metric: 0})
+    if not isinstance(best, dict) or any(type(best.get(key)) not in (int, float) for key in ("epoch", metric)):
+        raise ValueError(f"{path}: 'best_on_test' must have numbers 'epoch' and {metric!r}; got {json.dumps(best)}")
     most = 1 if metric == "accuracy" else math.inf
     for key in scores:
         for split, value in result[key].items():
