@@ -42,16 +42,16 @@ def test_an_ordinary_run_is_a_probe(tmp_path):
 
 
 def test_scores_are_those_of_validation(tmp_path):
-    line = probes.line(write_probe(tmp_path / "a", hardware="NVIDIA H200", seconds=61))
-    assert [line[key] for key in ("epochs", "validation", "best", "training", "loss", "time", "hardware")] == [
-        "2 of 6", "70.00", "71.00 (1)", "60.00", "0.550", "0:01:01", "NVIDIA H200",
+    line = probes.line(write_probe(tmp_path / "a", hardware="NVIDIA H200", revision="f729b0a39679", seconds=61))
+    assert [line[key] for key in ("epochs", "validation", "best", "training", "loss", "time", "hardware", "revision")] == [
+        "2 of 6", "70.00", "71.00 (1)", "60.00", "0.550", "0:01:01", "NVIDIA H200", "f729b0a",
     ]  # fmt: skip
 
 
 def test_missing_values_are_a_dash(tmp_path):
     line = probes.line(write_probe(tmp_path / "a", metrics="epoch,step,train/accuracy,test/accuracy\n1,9,0.5,0.9\n"))
     assert (line["training"], line["epochs"], line["change"]) == ("50.00", "1 of 6", "–")
-    for column in ("validation", "best", "loss", "time", "hardware", "finding"):
+    for column in ("validation", "best", "loss", "time", "hardware", "revision", "finding"):
         assert line[column] == "–"
 
 
@@ -106,6 +106,9 @@ def test_bad_files_are_named(tmp_path, files, message):
         call("--probes", write_probe(tmp_path / "a", **files).parent)
 
 
-def test_the_page_shows_the_recorded_probes():
-    page = (ROOT / "results" / "probes" / "README.md").read_text(encoding="utf-8")
-    assert probes.markdown(probes.find_probes([ROOT / "results" / "probes"])) in page
+def test_the_pages_show_the_recorded_probes():
+    recorded = probes.markdown(probes.find_probes([ROOT / "results" / "probes"]))
+    assert recorded in (ROOT / "results" / "probes" / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").splitlines()
+    shown = {line for line in page if line.startswith("|") and "-seed" in line}
+    assert shown == set(recorded.splitlines()[2:])

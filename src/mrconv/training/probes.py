@@ -28,9 +28,10 @@ COLUMNS = {
     "loss": "validation loss",
     "time": "time",
     "hardware": "hardware",
+    "revision": "revision",
     "finding": "finding",
 }
-LEFT = ("probe", "change", "hardware", "finding")
+LEFT = ("probe", "change", "hardware", "revision", "finding")
 
 
 def find_probes(folders: Iterable[Path]) -> list[Path]:
@@ -64,6 +65,7 @@ def line(folder: Path) -> dict[str, str]:
         "change": _change(environment.get("changes", recipe_changes(config))),
         "epochs": str(done) if done == config["epochs"] else f"{done} of {config['epochs']}",
         "hardware": environment.get("hardware") or NOTHING,
+        "revision": (environment.get("revision") or NOTHING)[:7],
         "finding": _finding(folder / FINDING),
     }
     if "seconds" in result:
