@@ -43,9 +43,9 @@ def test_an_ordinary_run_is_a_probe(tmp_path):
 
 def test_scores_are_those_of_validation(tmp_path):
     line = probes.line(write_probe(tmp_path / "a", hardware="NVIDIA H200", revision="f729b0a39679", seconds=61))
-    assert [line[key] for key in ("epochs", "validation", "best", "training", "loss", "time", "hardware", "revision")] == [
-        "2 of 6", "70.00", "71.00 (1)", "60.00", "0.550", "0:01:01", "NVIDIA H200", "f729b0a",
-    ]  # fmt: skip
+    scores = {"epochs": "2 of 6", "validation": "70.00", "best": "71.00 (1)", "training": "60.00", "loss": "0.550"}
+    facts = {"time": "0:01:01", "hardware": "NVIDIA H200", "revision": "f729b0a"}
+    assert line.items() >= (scores | facts).items()
 
 
 def test_missing_values_are_a_dash(tmp_path):
