@@ -157,6 +157,15 @@ def test_notes_list_what_differs_from_the_paper():
     ]
 
 
+def test_runs_on_generated_data_are_marked_and_not_averaged_with_others():
+    generated = {"data": {"source": "generated", "draws": 7}}
+    runs = [ran("listops-base", f"seed={seed}") | generated for seed in (0, 1)]
+    first, other = report.lines([*runs, ran("listops-base", "seed=2") | {"data": {"source": "files"}}])
+    assert (first["seeds"], first["notes"], first["difference"]) == ("0, 1", "generated data", "−0.40")
+    assert (other["seeds"], other["notes"]) == ("2", "–")
+    assert "| MRConv, base, here | 62.00 ± 0.00 (generated data) |" in report.baseline_table(runs)
+
+
 def test_runs_without_a_validation_split_note_the_best_epoch_on_test():
     """A record of an earlier version, whose epoch test chose, has a line of its own."""
     watched = {"watched": "test/accuracy"}  # codespell:ignore watched

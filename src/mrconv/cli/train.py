@@ -189,6 +189,7 @@ def _check_backend(experiment: Any) -> None:
 def print_result(result: dict[str, Any], folder: Path) -> None:
     """Print a run's result beside the paper's."""
     from mrconv.training.paper_numbers import published_for_run
+    from mrconv.training.report import on_generated_data
     from mrconv.training.scores import SCORES
 
     metric = SCORES[result.get("metric", "accuracy")]
@@ -201,5 +202,8 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     print(f"\n{result['name']}: {split} {score}, merged {merged}, {epoch}{done}")
     paper = published_for_run(result)
     if paper is not None and paper.accuracy is not None:
-        print(f"the paper: {paper.accuracy:.2f} %; best baseline: {paper.baseline}, {paper.baseline_accuracy:.2f} %")
+        data = "; this run: generated data" if on_generated_data(result) else ""
+        print(
+            f"the paper: {paper.accuracy:.2f} %; best baseline: {paper.baseline}, {paper.baseline_accuracy:.2f} %{data}"
+        )
     print(f"in {folder}: result.json, metrics.csv, model/, merged/, figures/")

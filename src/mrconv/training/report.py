@@ -22,6 +22,7 @@ REDUCED = {
     "rate": "trained at rate {:g}",
 }
 MOST = 4  # changed keys that a note lists
+GENERATED = "generated data"
 
 COLUMNS = {
     "run": "run",
@@ -46,12 +47,14 @@ NOT_ON_TERMINALS = ("task", "hardware", "revision")
 def group_seeds(results: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Group the results of runs that differ only in their seed; a partial run is a group by itself.
 
-    Runs of which the last epoch is recorded do not join earlier ones whose epoch was chosen by test.
+    Runs of which the last epoch is recorded do not join earlier ones whose epoch was chosen by test, and runs on
+    generated data do not join runs on published data.
     """
     groups: list[tuple[Any, list[Mapping[str, Any]]]] = []
     for result in results:
         config = {key: value for key, value in result.get("config", {}).items() if key not in REPEATS | {"name"}}
-        settings = (displayed_name(result), result["task"], config, "best_on_test" in result)
+        kind = ("best_on_test" in result, on_generated_data(result))
+        settings = (displayed_name(result), result["task"], config, kind)
         for other, group in groups:
             separate = result["partial"] or group[0]["partial"] or result["seed"] in [each["seed"] for each in group]
             if other == settings and not separate:
@@ -159,11 +162,18 @@ def notes(*group: Mapping[str, Any]) -> list[str]:
     printed = EXAMPLES.get(task) if published_for_run(result) is not None else None
     if printed is not None and examples is not None and examples != printed:
         texts.append(f"{examples:,} training examples, {printed:,} in the paper")
+    if on_generated_data(result):
+        texts.append(GENERATED)
     if result.get("watched", "").startswith("test/"):  # codespell:ignore watched
         texts.append(_epoch_note(group))
     if _split(result) == "val":
         texts.append("validation")
     return texts
+
+
+def on_generated_data(result: Mapping[str, Any]) -> bool:
+    """Return whether a run's examples were generated, so that its test split is not the paper's."""
+    return bool(result.get("data", {}).get("source") == "generated")
 
 
 def _epoch_note(group: Sequence[Mapping[str, Any]]) -> str:
@@ -209,7 +219,7 @@ def baseline_table(results: Iterable[Mapping[str, Any]]) -> str:
     """Return the paper's accuracies of all models by task in Markdown, each with our runs in the line below it.
 
     Runs of MRConv are those of TASK-base and TASK-large, runs of a baseline those of TASK-MIXER. Only complete runs
-    with their preset's values count; several are averaged.
+    with their preset's values count; several are averaged. A score on generated data says so.
     """
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
@@ -221,7 +231,9 @@ def baseline_table(results: Iterable[Mapping[str, Any]]) -> str:
         cells.append([name, *(NOTHING if value is None else f"{value:.2f}" for value in accuracies)])
         groups = [runs.get(f"{task}-{suffix}") for task in TASKS]
         if any(groups):
-            cells.append(
-                [f"{name}, here", *(mean_and_deviation(_scores(each)) if each else NOTHING for each in groups)]
-            )
+            cells.append([f"{name}, here", *(_mean_of_runs(each) if each else NOTHING for each in groups)])
     return markdown_lines(cells)
+
+
+def _mean_of_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    return mean_and_deviation(_scores(runs)) + f" ({GENERATED})" * any(map(on_generated_data, runs))
