@@ -168,14 +168,14 @@ def test_runs_on_generated_data_are_marked_and_not_averaged_with_others():
 
 def test_runs_without_a_validation_split_note_the_best_epoch_on_test():
     """A record of an earlier version, whose epoch test chose, has a line of its own."""
-    watched = {"watched": "test/accuracy"}  # codespell:ignore watched
+    by_test = {"watched": "test/accuracy"}  # codespell:ignore watched
     runs = [
         ran("text-base", f"seed={seed}")
-        | watched
+        | by_test
         | {"best_on_test": {"epoch": 20 + seed, "accuracy": 0.88 + 0.01 * seed}}
         for seed in (0, 1)
     ]
-    first, earlier = report.lines([*runs, ran("text-base", "seed=2") | watched])
+    first, earlier = report.lines([*runs, ran("text-base", "seed=2") | by_test])
     assert (first["seeds"], earlier["seeds"]) == ("0, 1", "2")
     assert first["notes"].endswith("last epoch; best on test 88.50 ± 0.71 at epoch 20, 21")
     assert earlier["notes"].endswith("epoch chosen by test")
