@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md from the records in benchmarks/results.
+"""Write the tables of docs/performance.md and docs/baselines.md from the records in benchmarks/results.
 
     python benchmarks/tables.py [--check]
 
@@ -12,15 +12,27 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = [ROOT / "docs" / "performance.md", ROOT / "docs" / "baselines.md"]
 TIMINGS = ("compile_graph_ms", "graph_ms", "ms")
 DENSE = "merged, dense"
 STACKS = ("ListOps", "Text", "Image", "Pathfinder", "Path-X")
+MRCONV = {
+    "ours": "**MRConv**, as trained",
+    "merged": "**MRConv**, merged",
+    "large": "MRConv, Large, as trained",
+    "large merged": "MRConv, Large, merged",
+}
+PAPER = {
+    "ours": "0.4 / 0.6", "merged": "1.5 / 1.3", "large": "0.2 / 0.3", "large merged": "0.9 / 0.7",
+    "mega": "0.1 / 0.5", "mega-chunk": "0.3 / 0.7", "s4": "1 / 1",
+}  # fmt: skip
+"""Speed relative to S4 in inference on Text and Image that the paper reports."""
 Record = Mapping[str, Any]
 
 
@@ -54,10 +66,15 @@ def times(result: Mapping[str, float | None]) -> list[str]:
     return [number(result.get(timing)) for timing in TIMINGS]
 
 
-def fastest(*results: Mapping[str, Any] | None, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> str:
-    """Return the smallest of the candidates' times."""
+def least(*results: Mapping[str, Any] | None, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> float | None:
+    """Return the smallest of the candidates' times, None if there is none."""
     found = [result.get(timing) for result in results if result for timing in timings]
-    return number(min((ms for ms in found if ms is not None), default=None))
+    return min((ms for ms in found if ms is not None), default=None)
+
+
+def fastest(*results: Mapping[str, Any] | None, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> str:
+    """Return the smallest of the candidates' times, as a cell."""
+    return number(least(*results, timings=timings))
 
 
 def training_stacks(name: str) -> str:
@@ -134,6 +151,43 @@ def epochs() -> str:
     return markdown(header, rows) + "\n\n" + source("epochs-h200")
 
 
+def speeds(name: str, step: str, paper: bool = False) -> str:
+    """Return the speeds of all mixers relative to S4, each in its fastest way and eager in brackets."""
+    record = read(name)
+    stacks = [row for row in record["rows"] if "s4" in row.get(step, {})]
+    mixers = dict.fromkeys(mixer for mixer in MRCONV if any(mixer in row[step] for row in stacks))
+    mixers |= dict.fromkeys(sorted(mixer for row in stacks for mixer in row[step] if mixer not in MRCONV))
+    rows = []
+    for mixer in mixers:
+        cells = [f"{ratio(row[step], mixer)} ({ratio(row[step], mixer, ['ms'])})" for row in stacks]
+        cells += [PAPER.get(mixer, "-")] * paper
+        rows.append([MRCONV.get(mixer, f"`{mixer}`"), *(cell.replace("- (-)", "-") for cell in cells)])
+    rates = [[per_second(row, step), per_second(row, step, ["ms"])] for row in stacks]
+    rows.append(["`s4`, examples/s", *(f"{fast} ({eager})" for fast, eager in rates), *["-"] * paper])
+    header = ["", *(row["shape"]["name"] for row in stacks), *["in the paper, Text / Image"] * paper]
+    missing = [not_measured(entry) for entry in record.get("not_measured", []) if entry["pass"] == step]
+    return "\n\n".join([markdown(header, rows), *missing, source(name)])
+
+
+def not_measured(entry: Mapping[str, Any]) -> str:
+    """Return the sentence that names mixers without a measurement, and the reason."""
+    mixers = ", ".join(f"`{mixer}`" for mixer in entry["mixers"])
+    compiled = " compiled" if entry["timing"] == "both" else ""
+    return textwrap.fill(f"Not measured{compiled}: {mixers} on {entry['shape']} ({entry['reason']}).", 120)
+
+
+def ratio(results: Mapping[str, Any], mixer: str, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> str:
+    """Return the speed of a mixer relative to S4, both in the fastest of these timings."""
+    ms, s4 = (least(results.get(key), timings=timings) for key in (mixer, "s4"))
+    return "-" if ms is None or s4 is None else f"{s4 / ms:.2g}"
+
+
+def per_second(row: Record, step: str, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> str:
+    """Return the examples per second of S4 in the fastest of these timings."""
+    ms = least(row[step]["s4"], timings=timings)
+    return number(None if ms is None else 1e3 * row["shape"]["batch"] / ms, 0)
+
+
 def label(row: Record) -> str:
     """Return the name and size of a layer."""
     shape = row["shape"]
@@ -198,6 +252,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "layers, float32": lambda: training_layers("layer-h200-float32", "graph_ms", 2),
     "layers, float32, eager": lambda: training_layers("layer-h200-float32", "ms", 1),
     "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),
+    "speed, training, bfloat16": lambda: speeds("compare-h200-bfloat16", "training"),
+    "speed, training, float32": lambda: speeds("compare-h200-float32", "training"),
+    "speed, inference, bfloat16": lambda: speeds("compare-h200-bfloat16", "inference"),
+    "speed, inference, float32": lambda: speeds("compare-h200-float32", "inference", paper=True),
+    "speed, training, lengths": lambda: speeds("compare-h200-lengths-float32", "training"),
+    "speed, inference, lengths": lambda: speeds("compare-h200-lengths-float32", "inference"),
 }
 
 
@@ -211,14 +271,15 @@ def rewritten(page: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the page, or check it."""
+    """Rewrite the pages, or check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table differs")
     check = parser.parse_args().check
-    before = PAGE.read_text()
-    after = rewritten(before)
+    before = [page.read_text() for page in PAGES]
+    after = [rewritten(page) for page in before]
     if not check:
-        PAGE.write_text(after)
+        for path, page in zip(PAGES, after, strict=True):
+            path.write_text(page)
     return int(check and before != after)
 
 
