@@ -74,15 +74,18 @@ def draw(path: Path) -> None:
 
 def _bars(axes: Axes, by_mixer: dict[str, dict[str, float]]) -> None:
     stacks = list(by_mixer["MRConv (merged for inference)"])
-    most = max(by_stack.get(stack, 0.0) for by_stack in by_mixer.values() for stack in stacks)
+    others = [by_stack for name, by_stack in by_mixer.items() if name != "attention"]
+    most = max(by_stack.get(stack, 0.0) for by_stack in others for stack in stacks)
     bottom, centres, shown = 0.0, [], set[str]()
     for stack in stacks:
         mixers = [name for name, by_stack in by_mixer.items() if stack in by_stack]
         for i, name in enumerate(mixers):
             ms = by_mixer[name][stack]
-            axes.barh(bottom + i, ms, 0.85, color=COLUMNS[name], label=None if name in shown else name)
+            end = min(ms, most)  # attention over long sequences is cut
+            axes.barh(bottom + i, end, 0.85, color=COLUMNS[name], label=None if name in shown else name)
             shown.add(name)
-            axes.text(ms + 0.015 * most, bottom + i, f"{ms:.1f}", va="center", fontsize=8, color=TEXT)
+            text = f"{ms:.1f}" + " →" * (ms > end)
+            axes.text(end + 0.015 * most, bottom + i, text, va="center", fontsize=8, color=TEXT)
         centres.append(bottom + (len(mixers) - 1) / 2)
         bottom += len(mixers) + 1
     axes.set_yticks(centres, stacks)
