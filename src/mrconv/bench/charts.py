@@ -85,7 +85,8 @@ def plot_compare(record: Mapping[str, Any], path: Path) -> None:
         handles, labels = parts[1].axes[0].get_legend_handles_labels()
         parts[1].legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
     results = [result for row in record["rows"] for name in titles for result in row[name].values()]
-    used = [label for timing, label in TIMINGS.items() if any(result.get(timing) is not None for result in results)]
+    labels = TIMINGS | {"compile_graph_ms": "compiled + graph"}
+    used = [label for timing, label in labels.items() if any(result.get(timing) is not None for result in results)]
     execution = used[0] if len(used) == 1 else f"the fastest of {', '.join(used)}"
     title = f"The same block with each mixer on {record['hardware']}, {record['dtype']}, {execution}"
     figure.suptitle(title, fontsize="medium")
