@@ -71,6 +71,17 @@ def test_every_layout_gives_the_same_examples(tmp_path, kind):
     assert data.vocabulary == ("<pad>", "<unk>", "<eos>", *sorted(set("bad, bad no good<br />é a b")))
 
 
+def test_a_part_of_the_training_reviews_can_be_held_out_for_validation(tmp_path):
+    write_json(tmp_path)
+    whole, parted = (task("text", tmp_path, min_freq=1, val_fraction=f).prepare() for f in (0.0, 0.25))
+    assert {name: len(split) for name, split in parted.splits.items()} == {"train": 3, "val": 1, "test": 2}
+    texts = [text_of(parted, name, i) for name in ("train", "val") for i in range(len(parted.splits[name]))]
+    assert sorted(texts) == sorted(text_of(whole, "train", i) for i in range(4))
+    assert parted.vocabulary == whole.vocabulary
+    with pytest.raises(ValueError, match=r"val_fraction must be a number in \[0, 1\); got 1"):
+        task("text", tmp_path, val_fraction=1.0).prepare()
+
+
 def test_folder_precedes_archive_precedes_json(tmp_path):
     write_json(tmp_path)
     assert task("text", tmp_path).sources()[0].name == "train.jsonl"

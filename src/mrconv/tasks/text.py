@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from .._utils.checks import check_positive_int
+from .._utils.checks import check_fraction, check_positive_int
 from .archives import read_members
 from .base import Task, register_task
 from .cache import Built
 from .download import Remote
 from .errors import DataError, MissingData
-from .packing import pack
+from .packing import SPLIT_SEED, pack, random_split
 from .progress_callback import Progress
 from .text_lines import read_json_lines
 from .vocabulary import CharacterEncoder, character_vocabulary
@@ -34,15 +34,17 @@ Review = tuple[str, str, int]
 class IMDBReviews(Task):
     """Sentiment, positive or negative, of 25,000 training and 25,000 test reviews.
 
-    As in LRA and S4 there is no validation split: the last epoch is recorded.
+    As in LRA and S4 there is no validation split by default: the last epoch is recorded.
 
     Args:
         length: a text is cut to length - 1 characters and <eos>.
         min_freq: the vocabulary has the characters that occur at least `min_freq` times in the training texts.
+        val_fraction: part of the training reviews that is held out as a validation split, to choose a recipe.
     """
 
     length: int = 4096
     min_freq: int = 15
+    val_fraction: float = 0.0
 
     title: ClassVar[str] = "Text: sentiment of IMDB reviews by characters (LRA)"
     remotes: ClassVar[tuple[Remote, ...]] = (
@@ -55,8 +57,9 @@ class IMDBReviews(Task):
     )
 
     def check(self) -> None:
-        """Raise ValueError for an invalid length or frequency."""
+        """Raise ValueError for an invalid length, frequency or fraction."""
         check_positive_int(min_freq=self.min_freq)
+        check_fraction("val_fraction", self.val_fraction)
         if self.length < 2:
             raise ValueError(f"length must be at least 2, a character and <eos>; got {self.length}")
 
@@ -87,6 +90,10 @@ class IMDBReviews(Task):
                 if all(each != label for _, each in examples):
                     raise DataError(f"{self.name}: no {name} review of {split} in {self.sources()[0].parent}")
         symbols = character_vocabulary((text for text, _ in reviews["train"]), self.min_freq)
+        if self.val_fraction:
+            parts = random_split(len(reviews["train"]), (1 - self.val_fraction, self.val_fraction), SPLIT_SEED)
+            train, val = ([reviews["train"][i] for i in part] for part in parts)
+            reviews = {"train": train, "val": val, "test": reviews["test"]}
         encode = CharacterEncoder(symbols, self.length)
         splits = {
             split: {
