@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrconv.inference import softmax
+from mrconv.inference.predictor import softmax
 from mrconv.tasks import DataError
 from mrconv.tasks.preprocessing import unknown_symbol_notes
 from mrconv.tasks.raw_inputs import parse_json, quoted

@@ -1,0 +1,19 @@
+"""Inference with a saved model: raw inputs in, labels and probabilities out.
+
+Example:
+    >>> from pathlib import Path
+    >>> from mrconv import SequenceClassifier, inference
+    >>> from mrconv.tasks.preprocessing import Preprocessor
+    >>> model = SequenceClassifier(n_classes=2, vocab_size=4, d_model=8, depth=1, l_max=16)
+    >>> inference.save(model, Path("tiny"), Preprocessor("text", 16, ("no", "yes"), tuple("abcd")))
+    >>> predictor = inference.load("tiny")
+    >>> for prediction in predictor.predict(["abba", "cd"]):
+    ...     print(prediction.length, sorted(prediction.probabilities))
+    4 ['no', 'yes']
+    2 ['no', 'yes']
+"""
+
+from .predictor import Prediction, Predictor
+from .saved_models import load, load_model, save
+
+__all__ = ["Prediction", "Predictor", "load", "load_model", "save"]
