@@ -94,8 +94,28 @@ def test_wrong_class_and_newer_format_raise(tmp_path):
 def test_errors_name_folders_without_a_model(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         SequenceClassifier.from_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere has no config\.json"):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         SequenceClassifier.from_pretrained(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["runs/nope", "results/nope", "mine/nope", "nope", Path("someone/nope")])
+def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    looked_up = []
+
+    def look_up(repo_id, *_, **options):
+        looked_up.append(repo_id)
+        raise ConnectionError
+
+    for module in (huggingface_hub, huggingface_hub.hub_mixin):
+        monkeypatch.setattr(module, "hf_hub_download", look_up)
+    with pytest.raises(FileNotFoundError, match="nope does not exist"):
+        SequenceClassifier.from_pretrained(name)
+    assert looked_up == []
+    with pytest.raises(ConnectionError):
+        SequenceClassifier.from_pretrained("mine/nope", revision="main")
+    assert set(looked_up) == {"mine/nope"}
 
 
 class Mine(SequenceClassifier):

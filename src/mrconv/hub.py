@@ -22,6 +22,8 @@ from .layer import FORMAT_VERSION, MRConv
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 MODEL, MERGED = "model", "merged"
 """Subfolders of a run with its trained and its merged model."""
+RUN_FOLDERS = ("runs", "results")
+"""Folders of runs, which are no names of users on the hub."""
 HEADER = ("architecture", "format_version")
 
 
@@ -118,14 +120,12 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
         """Load from a folder or, with huggingface_hub, from the hub; options override the saved config.
 
-        `device` and `dtype` are options too; the saved config does not set them.
+        A name on the hub is USER/MODEL. A `Path`, or a name like a path (`is_local`), is a folder. `device` and `dtype`
+        are options too; the saved config does not set them.
         """
         given = str(pretrained_model_name_or_path)
-        folder = Path(given)
-        local = folder.is_dir() or folder.is_absolute() or given.startswith((".", "~")) or given.count("/") > 1
-        for name in (CONFIG, WEIGHTS) if local else ():
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{given} has no {name}: save_pretrained did not write this folder")
+        if isinstance(pretrained_model_name_or_path, Path) or (options.get("revision") is None and is_local(given)):
+            _check_folder(given)
         return super().from_pretrained(given, **({"device": None, "dtype": None} | options))
 
     def current_config(self) -> Config:
@@ -196,6 +196,25 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
         model.load_state_dict(state)
         model.results = results
         return model.eval()
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name is that of a folder, which may be missing, and not USER/MODEL on the hub."""
+    folder = Path(name)
+    if folder.is_dir() or folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) != 2:
+        return True
+    return folder.parent.name in RUN_FOLDERS or folder.parent.is_dir()
+
+
+def _check_folder(name: str) -> None:
+    """Raise FileNotFoundError if a folder does not exist or holds no model."""
+    folder = Path(name)
+    if not folder.is_dir():
+        hint = "; to load a model of this name from the hub, set revision='main'" if len(folder.parts) == 2 else ""
+        raise FileNotFoundError(f"{name} does not exist{hint}")
+    for file in (CONFIG, WEIGHTS):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{name} has no {file}: save_pretrained did not write this folder")
 
 
 def read_json(path: Path) -> dict[str, Any]:
