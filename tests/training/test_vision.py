@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from mrconv import MRConvNeXt
+from mrconv import MRConvNeXt, inference
 from mrconv.tasks import Batch, Prepared, ResidentLoader, Split, data_loader
 from mrconv.tasks.randaugment import NAMES as OPERATIONS
 from mrconv.tasks.randaugment import apply, rand_augment
@@ -221,3 +221,17 @@ def test_randaugment_uses_the_given_generator():
     assert np.array_equal(augmented[3], np.asarray(rand_augment(image, random.Random(3))))
     unchanged = [np.array_equal(each, np.asarray(image)) for each in augmented]
     assert 0 < sum(unchanged) < 20
+
+
+def test_a_folder_of_rectangular_images_trains_predicts_and_evaluates(tmp_path):
+    for name, colour in (("a", "red"), ("b", "blue")):
+        (tmp_path / "files" / name).mkdir(parents=True)
+        for i in range(8):
+            Image.new("RGB", (24, 16), colour).save(tmp_path / "files" / name / f"{i}.png")
+    settings = ["depths=[1,1]", "dims=[4,4]", "kernel_sizes=[4,2]", "patch_size=4", "batch_size=4", "epochs=1"]
+    settings += ["task=folder", f"data={tmp_path / 'files'}", "task.sequence=false", "accelerator=cpu"]
+    result = loop.train(compose([*settings, f"data_dir={tmp_path}"]), tmp_path / "run", quiet=True)
+    predictor = inference.load(tmp_path / "run")
+    assert (predictor.model.image_size, predictor.preprocessor.kind) == ((16, 24), "image")
+    assert predictor.predict([tmp_path / "files" / "a" / "0.png"])[0].notes == []
+    assert evaluate(tmp_path / "run", device="cpu") == result["accuracy"]

@@ -105,6 +105,13 @@ class Prepared:
             return self.facts["passes"] * ((stored - self.length + 1) // self.length)
         return -(-stored // (self.length - self.facts["context"]))
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        if "height" in self.facts:
+            return self.facts["height"], self.facts["width"]
+        return self.facts["size"], self.facts["size"]
+
     def decimated(self, rate: float) -> Prepared:
         """Return the data at a lower sampling rate: 0.5 keeps every second sample, without a filter."""
         step = round(1 / rate) if 0 < rate <= 1 else 0

@@ -108,7 +108,7 @@ class Preprocessor:
         names = ("sampling_rate", "step", "height", "width")
         facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
         if data.encoder == "image":
-            facts |= {"height": data.facts["size"], "width": data.facts["size"]}
+            facts["height"], facts["width"] = data.image_size
         kind = "image" if "height" in facts else "audio" if "sampling_rate" in facts else "values"
         if data.vocabulary:
             kind = "text" if is_characters(data.vocabulary) and data.facts.get("kind") != "tokens" else "tokens"

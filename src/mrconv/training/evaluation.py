@@ -72,9 +72,8 @@ def evaluate(
             merged = False  # baselines take the rate with every call
         if merged:
             reparameterize(model, rate)
-    size = data.facts.get("size")
-    if merged and isinstance(model, MRConvNeXt) and model.image_size != (size, size):
-        model = load_model(folder / MODEL).resized(size)  # type: ignore[operator]
+    if merged and isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
+        model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
     return score(model.to(target), data, experiment, target, None if merged else rate)
 
 

@@ -18,7 +18,7 @@ def build_image_model(experiment: Experiment, data: Prepared) -> Model:
     return MRConvNeXt(
         n_classes=len(data.classes),
         in_channels=data.channels,
-        image_size=int(data.facts["size"]),
+        image_size=data.image_size,
         depths=e.depths,
         dims=e.dims,
         kernel_sizes=e.kernel_sizes,
