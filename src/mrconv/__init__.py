@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .block import MRConvBlock
+    from .inference import load
     from .kernels import Kernel, register_kernel
     from .layer import MRConv, reparameterize
     from .model import (
@@ -31,6 +32,7 @@ __all__ = [
     "SequenceLabeller",
     "SequenceRegressor",
     "TwoTowerClassifier",
+    "load",
     "param_groups",
     "register_kernel",
     "reparameterize",
@@ -38,6 +40,7 @@ __all__ = [
 
 _MODULES = {
     "block": ["MRConvBlock"],
+    "inference": ["load"],
     "kernels": ["Kernel", "register_kernel"],
     "layer": ["MRConv", "reparameterize"],
     "model": [

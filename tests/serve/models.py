@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier, inference, reparameterize
-from mrconv.serve import ServedModel
 from mrconv.tasks.listops import VOCABULARY
 from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.tasks.vocabulary import character_vocabulary
@@ -61,8 +60,3 @@ def save(name, folder, **options):
 def load(name, folder, **options):
     """Save the model of a kind and return its predictor."""
     return inference.load(save(name, folder, **options))
-
-
-def serve(name, folder, **options):
-    """Save the model of a kind and return it as the server uses it."""
-    return ServedModel(load(name, folder, **options))

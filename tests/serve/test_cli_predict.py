@@ -1,5 +1,6 @@
 """mrconv predict on the command line."""
 
+import csv
 import io
 import json
 import sys
@@ -58,7 +59,7 @@ def test_several_inputs_and_standard_input(tmp_path, capsys, monkeypatch):
     folder = save("listops", tmp_path / "model")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[MAX 1 2 ]")))
     lines = predicted(capsys, folder, "-", "--text", "[MIN 1 2 ]", "--top", 2).out.splitlines()
-    assert lines[::3] == ["--text", "-"]
+    assert lines[::3] == ["--text: [MIN 1 2 ]", "-"]
     assert len(lines) == 6
 
 
@@ -95,7 +96,7 @@ def test_nothing_is_printed_if_one_input_fails(tmp_path, capsys):
     ("arguments", "message"),
     [
         ([], "no input: give a FILE or --text"),
-        (["missing.wav"], "No such file or directory: 'missing.wav'"),
+        (["missing.wav"], "missing.wav does not exist"),
         (["--text", ""], "--text: expected at least one symbol; got none"),
         (["--text", "a\udcff"], "--text: 'a\\udcff' is not UTF-8"),
         (["--text", "a", "--device", "cuda:9"], "argument --device: cannot use 'cuda:9'"),
@@ -112,3 +113,65 @@ def test_invalid_inputs_are_reported_in_one_line(tmp_path, capsys, arguments, me
     with pytest.raises(SystemExit):
         main(["predict", str(tmp_path / "nowhere"), "--text", "a"])
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
+
+
+def test_files_may_follow_options(tmp_path, capsys):
+    folder = save("audio", tmp_path / "model")
+    for name in ("a.wav", "b.wav", "c.wav"):
+        (tmp_path / name).write_bytes(wav(np.arange(800, dtype=np.int16)))
+    paths = [str(tmp_path / name) for name in ("a.wav", "b.wav", "c.wav")]
+    lines = predicted(capsys, folder, paths[0], "--json", paths[1], "--top", 2, paths[2]).out.splitlines()
+    assert [json.loads(line)["input"] for line in lines] == paths
+    with pytest.raises(SystemExit):
+        main(["predict", str(folder), "--json", paths[0], "--yaml"])
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_several_texts_are_distinguished(tmp_path, capsys):
+    folder = save("text", tmp_path / "model")
+    texts = ["a fine film", "a long one " * 20]
+    options = [word for text in texts for word in ("--text", text)]
+    lines = predicted(capsys, folder, *options, "--top", 1).out.splitlines()
+    assert lines[0] == "--text 1: a fine film"
+    assert lines[2].startswith("--text 2: a long one a long one")
+    assert len(lines[2]) < 120
+    printed = predicted(capsys, folder, *options, "--json").out.splitlines()
+    assert [json.loads(line)["input"] for line in printed] == texts
+
+
+def test_a_table_is_predicted_into_a_table(tmp_path, capsys):
+    folder, table, out = save("text", tmp_path / "model"), tmp_path / "reviews.csv", tmp_path / "predictions.csv"
+    texts = ["a fine film", 'so, "dull"', "well", "never"]
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text", "label"), *((i, text, "positive") for i, text in enumerate(texts))])
+    printed = predicted(capsys, folder, table, "--out", out)
+    assert printed.out == f"4 predictions in {out}\n"
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    right = 0
+    for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        expected = probabilities(folder, text)
+        assert row["input"] == f"{table}, example {i + 1}"
+        assert row["target"] == "positive"
+        assert row["prediction"] == max(expected, key=expected.get)
+        assert {name: float(row[f"p({name})"]) for name in expected} == pytest.approx(expected, rel=1e-5)
+        right += row["prediction"] == "positive"
+    assert f"{right} of 4 known labels predicted, {right / 4:.1%}" in printed.err
+    assert list(rows[0])[-1] == "notes"
+    with pytest.raises(SystemExit):
+        main(["predict", str(folder), str(table), "--out", str(tmp_path / "nowhere" / "p.csv")])
+    assert "argument --out" in capsys.readouterr().err
+
+
+def test_a_folder_of_recordings_is_predicted(tmp_path, capsys):
+    folder = save("audio", tmp_path / "model")
+    for name in ("cat/1.wav", "cat/2.WAV", "bed/1.wav", "new.flac", "bed/._1.wav", "bed/readme.txt"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        samples = np.arange(600, dtype=np.int16)
+        (tmp_path / "data" / name).write_bytes(wav(samples, form="FLAC" if name.endswith("flac") else "WAV"))
+    printed = predicted(capsys, folder, tmp_path / "data", "--json")
+    answers = [json.loads(line) for line in printed.out.splitlines()]
+    names = ["bed/1.wav", "cat/1.wav", "cat/2.WAV", "new.flac"]
+    assert [answer["input"] for answer in answers] == [str(tmp_path / "data" / name) for name in names]
+    assert [answer.get("target") for answer in answers] == ["bed", "cat", "cat", None]
+    assert printed.err.count("note: ") == 4

@@ -20,7 +20,7 @@ from mrconv.tasks import DataError
 
 from ..conftest import slow_except
 from .conftest import serving
-from .models import save, serve
+from .models import load, save
 
 MB = 1_000_000
 SLOW_BODY = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
@@ -150,7 +150,7 @@ def test_an_unread_body_may_arrive_after_the_answer(limited_server):
 
 
 def test_an_error_of_the_server_is_counted_with_status_500(tmp_path, monkeypatch):
-    served = serve("text", tmp_path)
+    predictor = load("text", tmp_path)
 
     def fail(*arguments):
         raise RuntimeError
@@ -158,7 +158,7 @@ def test_an_error_of_the_server_is_counted_with_status_500(tmp_path, monkeypatch
     monkeypatch.setattr(app, "parse_body", fail)
 
     async def ask():
-        transport = httpx.ASGITransport(create_app(served, Options()), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(create_app(predictor, Options()), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return [await client.post("/predict"), await client.get("/metrics")]
 
@@ -313,7 +313,7 @@ def test_sigterm_closes_a_stream_with_queued_messages(messages, tmp_path):
 
 
 def test_requests_being_decoded_count_as_waiting(tmp_path, monkeypatch):
-    served, started, release = serve("text", tmp_path), threading.Event(), threading.Event()
+    predictor, started, release = load("text", tmp_path), threading.Event(), threading.Event()
 
     def block(*arguments):
         started.set()
@@ -323,7 +323,7 @@ def test_requests_being_decoded_count_as_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(app, "parse_body", block)
 
     async def ask():
-        transport = httpx.ASGITransport(create_app(served, Options(waiting=1)))
+        transport = httpx.ASGITransport(create_app(predictor, Options(waiting=1)))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             first = asyncio.create_task(client.post("/predict"))
             await asyncio.to_thread(started.wait, 30)

@@ -20,7 +20,7 @@ from mrconv.tasks import DataError
 from mrconv.tasks.preprocessing import Preprocessor
 
 from .conftest import serving
-from .models import INPUTS, build, save, serve
+from .models import INPUTS, build, load, save
 
 SAMPLES = np.random.default_rng(1).integers(-9000, 9000, 800).astype(np.int16)
 CUTS = (1, 8, 9, 137, 400, 731)
@@ -38,7 +38,7 @@ def values(answer):
 def process(session, message):
     pieces, end = session.pieces(message)
     for piece in pieces:
-        assert len(piece) <= session.preprocessor.length
+        assert len(piece) <= session.predictor.preprocessor.length
         session.feed(piece)
     return session.answer(end)
 
@@ -130,8 +130,8 @@ def test_an_invalid_message_is_reported_and_leaves_the_state(audio_server, messa
 
 
 def test_values_are_normalised_by_position(tmp_path):
-    served = serve("positions", tmp_path)
-    session = StreamSession(served)
+    predictor = load("positions", tmp_path)
+    session = StreamSession(predictor)
     for piece in np.array_split(SAMPLES, 5):
         answer = process(session, piece.astype("<i2").tobytes())
     scaled = SAMPLES[:, None] * INPUTS["positions"].scale
@@ -152,9 +152,9 @@ def test_values_are_normalised_by_position(tmp_path):
     ],
 )
 def test_streams_with_a_growing_state_have_a_limit(options, limit, tmp_path):
-    served = serve("text", tmp_path, **options)
-    assert served.max_positions == limit
-    session = StreamSession(served)
+    predictor = load("text", tmp_path, **options)
+    assert predictor.max_positions == limit
+    session = StreamSession(predictor)
     process(session, json.dumps({"text": "a" * 190}))
     for _ in range(limit is None or (limit - 200) // 200):
         process(session, json.dumps({"text": "b" * 200}))
@@ -168,10 +168,10 @@ def test_streams_with_a_growing_state_have_a_limit(options, limit, tmp_path):
 
 
 def test_generation_with_a_growing_state_has_a_limit(tmp_path):
-    served = serve("language", tmp_path, mixer="attention")
-    assert len(generate_text(served, {"text": "abc", "new_tokens": 397}, lambda piece: None)["text"]) == 397
+    predictor = load("language", tmp_path, mixer="attention")
+    assert len(generate_text(predictor, {"text": "abc", "new_tokens": 397}, lambda piece: None)["text"]) == 397
     with pytest.raises(DataError, match="text and new_tokens may together have 400 symbols; got 3 and 398"):
-        generate_text(served, {"text": "abc", "new_tokens": 398}, print)
+        generate_text(predictor, {"text": "abc", "new_tokens": 398}, print)
 
 
 def test_other_requests_run_within_a_long_chunk_and_it_stops_with_its_client(audio_server):
@@ -240,7 +240,7 @@ def test_unknown_symbols_are_noted(text_server, tmp_path, monkeypatch):
         assert exchange(stream, {"end": True})["notes"] == ["2 symbols are unknown to the model"]
         assert exchange(stream, {"text": "a"})["notes"] == []
     monkeypatch.setitem(INPUTS, "language", Preprocessor("text", 100, (), ("<unk>", *"abcdefgh\n")))
-    answer = generate_text(serve("language", tmp_path), {"text": "abÜ", "new_tokens": 1}, lambda piece: None)
+    answer = generate_text(load("language", tmp_path), {"text": "abÜ", "new_tokens": 1}, lambda piece: None)
     assert answer["notes"] == ["1 symbol is unknown to the model"]
 
 
@@ -249,8 +249,8 @@ def test_models_that_cannot_stream_report_the_reason(tmp_path):
         ({"bidirectional": True}, "bidirectional: it needs the future of its input and cannot stream.*variant=causal"),
         ({"mixer": "sgconv"}, "the mixer of the model, sgconv, does not support streaming"),
     ):
-        assert re.search(reason, serve("audio", tmp_path / "x", **options).no_stream)
-    assert "pairs" in serve("pair", tmp_path / "pair").no_stream
+        assert re.search(reason, load("audio", tmp_path / "x", **options).no_stream)
+    assert "pairs" in load("pair", tmp_path / "pair").no_stream
     with serving(save("audio", tmp_path / "both", bidirectional=True)) as server:
         with connect(server.socket) as stream:
             assert "experiment=speech-base variant=causal" in json.loads(stream.recv(timeout=30))["error"]

@@ -11,6 +11,7 @@ import pytest
 
 from mrconv.tasks import DataError, MissingData, task
 from mrconv.tasks.packing import random_split
+from mrconv.tasks.preprocessing import Preprocessor
 
 from .data_files import write_files, write_zip
 
@@ -180,6 +181,8 @@ class TestTables:
     def test_texts_are_cut_to_the_length(self, tmp_path):
         write_files(tmp_path, {"a.tsv": "says\twhat\n" + "x\tabcdef\ny\tghijkl\n" * 10})
         data = custom(tmp_path, tmp_path / "a.tsv", length=4, label_column="says", text_column="what").prepare()
+        kept = Preprocessor.from_json(Preprocessor.from_data(data).to_json())
+        assert (kept.label_column, kept.text_column) == ("says", "what")
         assert data.vocabulary == ("<pad>", "<unk>", "<eos>", *"abcghi")
         assert (data.splits["train"].lengths == 4).all()
 
@@ -204,15 +207,15 @@ class TestTables:
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("a.csv", "text,class\na,b\n", r"a\.csv has columns text, class; expected label and others"),
+            ("a.csv", "text,class\na,b\n", r"has columns text, class; expected label .*task\.label_column=class"),
             ("a.csv", "", r"a\.csv has columns none"),
             ("a.csv", "text,label\n", r"a\.csv has no example"),
-            ("a.csv", "a,b,label\n1,2,x\n1,two,x\n", r"a\.csv, line 3: b is 'two'; expected a number in every column"),
+            ("a.csv", "a,b,label\n1,2,x\n1,two,x\n", r"a\.csv, line 3: b is 'two'; expected a number .*text_column=b"),
             ("a.csv", "a,label\n1,x\n2\n", r"a\.csv, line 3: 1 columns; expected 2"),
             ("a.csv", "text,label\na,x\nb, \n", r"a\.csv, line 3: label is ' '; expected a name"),
             ("a.csv", 'text,label\na,x\n"b,y\nc,z\n', r"a\.csv, line 4: unexpected end of data"),
             ("a.csv", b"text,label\na,x\n\xff,y\n", r"a\.csv, line 3: not UTF-8"),
-            ("a.jsonl", '{"text": "a"}\n', r"a\.jsonl, line 1: no field 'label'"),
+            ("a.jsonl", '{"text": "a"}\n', r"line 1: no field 'label'; .*task\.label_column"),
             ("a.jsonl", '{"text": "a", "label": 1.5}\n', r"a\.jsonl, line 1: label is 1.5"),
             ("a.jsonl", '{"text": 3, "label": 1}\n', r"a\.jsonl, line 1: text is 3"),
             ("a.xlsx", "?", r"unknown kind of file .*a\.xlsx; expected \.npz"),

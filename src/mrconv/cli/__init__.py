@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import mrconv
 
@@ -23,13 +24,15 @@ __all__ = ["CommandError", "main"]
 COMMANDS = (train, evaluate, predict, generate, export, serve, results, plot, info, data, bench)
 
 
-def _add_settings(given: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Append KEY=VALUE words that follow an option to those before it."""
-    settings = next((getattr(given, name) for name in ("settings", "options") if hasattr(given, name)), None)
-    if rest and (settings is None or any(word.startswith("-") or "=" not in word for word in rest)):
+def _add_rest(given: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Append words that follow an option, which argparse does not, to the list of those before it."""
+    name = next((name for name in ("settings", "options", "files", "folders") if hasattr(given, name)), None)
+    paths = name in ("files", "folders")
+    options = [word for word in rest if word.startswith("-") and word != "-"]
+    if rest and (name is None or options or not (paths or all("=" in word for word in rest))):
         given.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if settings is not None:
-        settings.extend(rest)
+    if name is not None:
+        getattr(given, name).extend(map(Path, rest) if paths else rest)
 
 
 def _closed_pipe() -> int:
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add(commands)
     given, rest = parser.parse_known_args(argv)
-    _add_settings(given, rest)
+    _add_rest(given, rest)
     given.command = shlex.join(["mrconv", *argv])
     try:
         given.run(given)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .parser import CommandError, add_device, command_errors, positive, usable_device
 
-ABOUT = """Print the most likely classes of each input (of a language model: the most likely next symbols). Files are
-recordings, images or texts, whichever the model takes, or JSON, {"values": [[...], ...]} or {"text": "..."}; - is
-standard input, which may be such a JSON object too."""
+if TYPE_CHECKING:
+    from mrconv.inference import Prediction, Predictor
+    from mrconv.tasks.input_files import Input
+
+ABOUT = """Print the most likely classes of each input (of a language model: the most likely next symbols). A FILE is
+whatever `mrconv train task=folder` takes, with or without labels: a table (.csv, .tsv, .jsonl, .npz), a folder or an
+archive of recordings, images or texts; or one recording, image, text or JSON, {"values": [[...], ...]} or {"text":
+"..."}. - is standard input, which may be such a JSON object too."""
+
+MAX_NOTES = 5  # inputs whose notes are printed
 
 
 def add(commands: Any) -> None:
@@ -21,49 +31,110 @@ def add(commands: Any) -> None:
     about = "classify texts, recordings, images or numbers with a trained model"
     parser = commands.add_parser("predict", help=about, description=ABOUT)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of a run or of a saved model")
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="inputs; *.json files are JSON")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="inputs: files, tables, folders, archives")
     parser.add_argument("--text", action="append", default=[], help="a text as input; may be given several times")
     parser.add_argument("--top", type=positive, default=5, metavar="K", help="classes to print; default: 5")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each input, with all classes")
+    about = "write a table of inputs, labels where known, predictions and all probabilities, instead of printing them"
+    parser.add_argument("--out", type=Path, metavar="CSV", help=about)
     add_device(parser)
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Read all inputs, predict, print; print nothing if one of them fails."""
+    """Predict all inputs, then print or write; print nothing if one of them fails."""
     from mrconv import inference
-    from mrconv.tasks import DataError
 
-    inputs: list[tuple[str, Any]] = [("--text", _valid_text(text)) for text in given.text]
-    inputs += [(str(path), _standard_input() if str(path) == "-" else path) for path in given.files]
-    if not inputs:
+    for text in given.text:
+        _check_text(text)
+    if not given.text and not given.files:
         raise CommandError("no input: give a FILE or --text")
-    predictions = []
+    if given.out is not None and not given.out.parent.is_dir():
+        raise CommandError(f"argument --out: {given.out.parent} is not a folder")
     with command_errors():
         predictor = inference.load(given.folder, usable_device(given.device))
-        for name, raw in inputs:
-            try:
-                predictions += predictor.predict([raw])
-            except DataError as error:
-                raise CommandError(f"{name}: {error}") from None
-    for (name, _), prediction in zip(inputs, predictions, strict=True):
-        if given.json:
-            values = {"label": prediction.label, "probabilities": prediction.probabilities, "notes": prediction.notes}
-            print(json.dumps({"input": name, **values}, ensure_ascii=False))
-            continue
-        if len(inputs) > 1:
-            print(name)
-        print("\n".join(_lines(prediction.probabilities, given.top)))
-        for note in prediction.notes:
-            print(f"note: {note}", file=sys.stderr)
+        results = list(predictor.predict_each(_inputs(given, predictor)))
+    if given.json:
+        _print_json(results)
+    elif given.out is None:
+        _print(results, given.top)
+    if given.out is not None:
+        with command_errors():
+            write_table(given.out, results, predictor.classes)
+        print(f"{len(results):,} predictions in {given.out}", file=sys.stderr if given.json else sys.stdout)
+    _print_summary(results)
 
 
-def _valid_text(text: str) -> str:
+def _inputs(given: argparse.Namespace, predictor: Predictor) -> Iterator[Input]:
+    """Yield the inputs of the command line."""
+    from mrconv.tasks.input_files import Input
+
+    for i, text in enumerate(given.text, 1):
+        yield Input(f"--text {i}" if len(given.text) > 1 else "--text", text)
+    yield from chain.from_iterable(
+        [Input("-", _standard_input())] if str(path) == "-" else predictor.read(path) for path in given.files
+    )
+
+
+def _print_json(results: Sequence[tuple[Input, Prediction]]) -> None:
+    for each, prediction in results:
+        label = {} if each.label is None else {"target": each.label}
+        values = {"label": prediction.label, "probabilities": prediction.probabilities, "notes": prediction.notes}
+        print(json.dumps({"input": _input_text(each), **label, **values}, ensure_ascii=False))
+
+
+def _print(results: Sequence[tuple[Input, Prediction]], top: int) -> None:
+    for each, prediction in results:
+        if len(results) > 1:
+            text = f": {textwrap.shorten(_input_text(each), 100, placeholder=' ...')}" if _is_text(each) else ""
+            print(f"{each.name}{text}")
+        print("\n".join(_lines(prediction.probabilities, top)))
+
+
+def _print_summary(results: Sequence[tuple[Input, Prediction]]) -> None:
+    """Print the accuracy, where several labels are known, and the notes on what was changed."""
+    known = [each.label == prediction.label for each, prediction in results if each.label is not None]
+    if len(known) > 1:
+        print(
+            f"{sum(known):,} of {len(known):,} known labels predicted, {sum(known) / len(known):.1%}", file=sys.stderr
+        )
+    noted = [(each, prediction.notes) for each, prediction in results if prediction.notes]
+    for each, notes in noted[:MAX_NOTES]:
+        name = f"{each.name}: " if len(results) > 1 else ""
+        print("\n".join(f"note: {name}{note}" for note in notes), file=sys.stderr)
+    if len(noted) > MAX_NOTES:
+        print(f"note: {len(noted) - MAX_NOTES:,} more inputs have notes: --json or --out lists them", file=sys.stderr)
+
+
+def write_table(path: Path, results: Sequence[tuple[Input, Prediction]], classes: Sequence[str]) -> None:
+    """Write predictions as CSV: input, target if a label is known, prediction, probability of each class, notes."""
+    from mrconv._utils.files import atomic_write
+
+    known = any(each.label is not None for each, _ in results)
+    with atomic_write(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        target = ["target"] if known else []
+        table.writerow(["input", *target, "prediction", *(f"p({name})" for name in classes), "notes"])
+        for each, prediction in results:
+            probabilities = [f"{p:.6g}" for p in prediction.probabilities.values()]
+            target = [each.label or ""] if known else []
+            table.writerow([_input_text(each), *target, prediction.label, *probabilities, "; ".join(prediction.notes)])
+
+
+def _is_text(each: Input) -> bool:
+    return each.name.startswith("--text")
+
+
+def _input_text(each: Input) -> str:
+    """Return the text of --text, or the name of another input."""
+    return str(each.raw) if _is_text(each) else each.name
+
+
+def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:  # the shell passed bytes that are not UTF-8
         raise CommandError(f"--text: {text!r:.60} is not UTF-8") from None
-    return text
 
 
 def _standard_input() -> bytes | dict[str, Any]:

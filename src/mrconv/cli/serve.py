@@ -41,24 +41,24 @@ def run(given: argparse.Namespace) -> None:
     """Load the model, listen, serve."""
     with optional_imports("`mrconv serve`", "serve"):
         from mrconv import inference
-        from mrconv.serve import Options, ServedModel
+        from mrconv.serve import Options, describe_model
         from mrconv.serve.server import listen
         from mrconv.serve.server import run as serve
     device = usable_device(given.device)
     with command_errors():
-        served = ServedModel(inference.load(given.folder, device))
+        predictor = inference.load(given.folder, device)
     try:
         listener = listen(given.host, given.port)
     except OSError as error:
         raise CommandError(f"cannot listen on {given.host}, port {given.port}: {error.strerror}") from None
-    about, port = served.description(), listener.getsockname()[1]
+    about, port = describe_model(predictor), listener.getsockname()[1]
     print(f"{about['model']} of {about['parameters']:,} parameters, for {about['kind']}, on {device}")
-    if served.no_stream:
-        print(f"/stream: {served.no_stream}")
+    if predictor.no_stream:
+        print(f"/stream: {predictor.no_stream}")
     url = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
     names = ("max_body", "batch", "wait_ms", "waiting", "timeout", "streams")
     options = Options(**{name: getattr(given, name) for name in names})
-    serve(served, options, listener, lambda: print(url, flush=True))
+    serve(predictor, options, listener, lambda: print(url, flush=True))
 
 
 def _port(text: str) -> int:

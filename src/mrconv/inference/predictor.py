@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -15,23 +16,13 @@ from torch import Tensor
 from ..hub import Model
 from ..model import LanguageModel, SequenceClassifier, TwoTowerClassifier
 from ..tasks.errors import DataError
+from ..tasks.input_files import Input, holds_several, read_inputs
 from ..tasks.preprocessing import INPUTS_FILE, ModelInput, Preprocessor, load_preprocessor
 from ..tasks.raw_inputs import Examples, RawInputs
 from ..tasks.vocabulary import SPECIAL
 from ..vision.convnext import MRConvNeXt
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The most likely class, the probability of every class, the number of positions seen, and preprocessing notes.
-
-    A language model predicts the next symbol: its classes are the symbols of its vocabulary.
-    """
-
-    label: str
-    probabilities: dict[str, float]
-    length: int
-    notes: list[str]
+from .prediction import Prediction, softmax
+from .stream import Stream, initial_state, max_positions
 
 
 class Predictor:
@@ -78,40 +69,100 @@ class Predictor:
         except MemoryError:
             raise ValueError(f"{self.folder}: not enough memory for an input of length {p.length:,}") from None
 
-    def predict(self, inputs: Iterable[Any], batch_size: int = 32) -> list[Prediction]:
-        """Return a prediction for each raw input.
+    @overload
+    def predict(self, x: list[Any], batch_size: int = ...) -> list[Prediction]: ...
+    @overload
+    def predict(self, x: Any, batch_size: int = ...) -> Any: ...
+    def predict(self, x: Any, batch_size: int = 32) -> Prediction | list[Prediction]:
+        """Return the prediction for one input, or a list of predictions for several.
 
         A prediction does not depend on the other inputs of its batch. An input is, by the kind that the model takes:
 
-        - text or tokens: a string, a list of symbols, or the path or bytes of a UTF-8 file;
-        - audio or image: the path or bytes of a file, or an array (length, channels) before normalisation;
+        - text or tokens: a string, a list of symbols, an array of integers, or the path or bytes of a UTF-8 file;
+        - audio or image: the path or bytes of a file, or an array (length, channels), for an image also (height, width,
+          channels), before normalisation;
         - values: an array (length, channels) before normalisation;
         - a pair: a tuple of two of these;
         - any of these: a mapping {"text": ...}, {"tokens": ...} or {"values": ...} (the second of a pair: "text2",
           ...), or the path of a .json file that holds one.
 
-        Raises:
-            DataError: an input does not fit the model; the message names its index.
-        """
-        if isinstance(inputs, str | bytes | Path | Mapping):
-            raise TypeError(f"predict takes a list of inputs; got one {type(inputs).__name__}: put it in a list")
-        raw = list(inputs)
-        examples = [self._at(i, len(raw), self.raw_inputs.preprocess, each) for i, each in enumerate(raw)]
-        predictions: list[Prediction] = []
-        for start in range(0, len(raw), batch_size):
-            batch = examples[start : start + batch_size]
-            for example, probabilities in zip(batch, self.probabilities(batch), strict=True):
-                index = len(predictions)
-                predictions.append(self._at(index, len(raw), self.prediction, example, probabilities))
-        return predictions
+        Several inputs are a list of these, an array with one more dimension at the front, or the path of a table
+        (.csv, .tsv, .jsonl, .npz), folder or archive (`read`). A list of numbers is one sequence. To a model of text or
+        tokens a string is a text: give paths as `Path`.
 
-    @staticmethod
-    def _at(index: int, count: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function; if there are several inputs, add the index of this one to its error."""
+        Args:
+            x: the input or inputs.
+            batch_size: inputs that run at once.
+
+        Raises:
+            DataError: an input does not fit the model; the message names it.
+        """
+        inputs, several = self._inputs(x)
+        predictions = [prediction for _, prediction in self.predict_each(inputs, batch_size)]
+        return predictions if several else predictions[0]
+
+    def predict_proba(self, x: Any, batch_size: int = 32) -> np.ndarray:
+        """Return the probabilities (classes,) of one input or (n, classes) of several, in the order of `classes`."""
+        inputs, several = self._inputs(x)
+        results = [probabilities for _, _, probabilities in self._run(inputs, batch_size)]
+        probabilities = np.array(results, np.float32).reshape(-1, len(self.classes))
+        return probabilities if several else probabilities[0]
+
+    def read(self, path: Path | str) -> Iterator[Input]:
+        """Yield the inputs of a table, folder, archive or single file: name, raw input, and label if it is known.
+
+        It reads everything that `task=folder` trains on (`mrconv.tasks.custom`), also without labels.
+        """
+        return read_inputs(Path(path).expanduser(), self.preprocessor)
+
+    def predict_each(self, inputs: Iterable[Input], batch_size: int = 32) -> Iterator[tuple[Input, Prediction]]:
+        """Yield the inputs of `read` with their predictions, batch by batch."""
+        for each, example, probabilities in self._run(inputs, batch_size):
+            yield each, self.prediction(example, probabilities)
+
+    def stream(self) -> Stream:
+        """Return a new stream, which predicts while its sequence arrives; raise ValueError if the model cannot."""
+        return Stream(self)
+
+    @cached_property
+    def no_stream(self) -> str | None:
+        """Why the model cannot stream; None if it can."""
+        if self.takes_pairs:
+            return "a model of pairs needs both complete sequences and cannot stream"
         try:
-            return function(*arguments)
-        except DataError as error:
-            raise (DataError(f"input {index}: {error}") if count > 1 else error) from None
+            self._initial_state = initial_state(self.model)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    @cached_property
+    def max_positions(self) -> int | None:
+        """Maximum number of positions of a stream; None if the state does not grow."""
+        return max_positions(self.model, self.preprocessor.length)
+
+    def new_state(self) -> Any:
+        """Return the state of a new stream."""
+        return self._initial_state.copy()
+
+    def _inputs(self, x: Any) -> tuple[Iterable[Input], bool]:
+        """Return the inputs of an argument of `predict`, and whether the argument stands for several."""
+        if isinstance(x, str) and not self.preprocessor.vocabulary:
+            x = Path(x)
+        if isinstance(x, Path) and holds_several(x):
+            return self.read(x), True
+        inputs = self.raw_inputs.split(x)
+        if inputs is None:
+            return [Input("", x)], False
+        return [Input(f"input {i}" if len(inputs) > 1 else "", raw) for i, raw in enumerate(inputs)], True
+
+    def _run(self, inputs: Iterable[Input], batch_size: int) -> Iterator[tuple[Input, Examples, np.ndarray]]:
+        """Yield each input, its preprocessed form and its probabilities; an error names the input."""
+        iterator = iter(inputs)
+        while batch := list(islice(iterator, batch_size)):
+            examples = [_named(each, self.raw_inputs.preprocess, each.raw) for each in batch]
+            for each, example, probabilities in zip(batch, examples, self.probabilities(examples), strict=True):
+                _named(each, check_finite, probabilities)
+                yield each, example, probabilities
 
     @torch.inference_mode()
     def probabilities(self, examples: Sequence[Examples]) -> list[np.ndarray]:
@@ -149,8 +200,7 @@ class Predictor:
 
     def interpret(self, probabilities: np.ndarray) -> tuple[str, dict[str, float]]:
         """Return the most likely class and the probability of every class by name."""
-        if not np.isfinite(probabilities).all():
-            raise DataError("the model's output for this input is not finite; are its values too large?")
+        check_finite(probabilities)
         return self.classes[int(probabilities.argmax())], dict(zip(self.classes, probabilities.tolist(), strict=True))
 
     def generate(
@@ -186,6 +236,15 @@ class Predictor:
         return symbols
 
 
-def softmax(logits: Tensor) -> np.ndarray:
-    """Return the probabilities (B, classes) of logits as a float32 array."""
-    return logits.float().softmax(-1).cpu().numpy()
+def check_finite(probabilities: np.ndarray) -> None:
+    """Raise DataError if a probability is not finite."""
+    if not np.isfinite(probabilities).all():
+        raise DataError("the model's output for this input is not finite; are its values too large?")
+
+
+def _named(each: Input, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; add the name of an input to its error."""
+    try:
+        return function(*arguments)
+    except DataError as error:
+        raise (DataError(f"{each.name}: {error}") if each.name else error) from None

@@ -17,14 +17,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from mrconv.inference import Prediction
+from mrconv.inference import Prediction, Predictor
 from mrconv.tasks import DataError
 from mrconv.tasks.raw_inputs import Examples
 
 from .batching import Batcher, QueueFull
+from .model_description import describe_model
 from .prometheus import Metrics, MetricsMiddleware
 from .request_parsing import UnsupportedMediaType, parse_body
-from .served_model import ServedModel
 from .websockets import StreamHandler
 
 ROUTES = frozenset(("/", "/predict", "/model", "/health", "/metrics"))
@@ -60,9 +60,9 @@ def http_error(status: int, message: str, **headers: str) -> HTTPException:
     return HTTPException(status, message, headers or None)
 
 
-def create_app(served: ServedModel, options: Options) -> FastAPI:
+def create_app(predictor: Predictor, options: Options) -> FastAPI:
     """Return the ASGI application that serves a model."""
-    predictor, metrics = served.predictor, Metrics()
+    metrics = Metrics()
     executor = ThreadPoolExecutor(1, "model")  # one thread: the kernels of a model use all cores
 
     def run_batch(examples: Sequence[Examples]) -> Sequence[np.ndarray]:
@@ -72,7 +72,7 @@ def create_app(served: ServedModel, options: Options) -> FastAPI:
 
     batcher = Batcher(run_batch, executor, options.batch, options.wait_ms / 1000, options.waiting)
     metrics.waiting.set_function(lambda: batcher.pending)
-    streams = StreamHandler(served, executor, metrics, options.timeout, options.streams, options.max_body)
+    streams = StreamHandler(predictor, executor, metrics, options.timeout, options.streams, options.max_body)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -113,17 +113,17 @@ def create_app(served: ServedModel, options: Options) -> FastAPI:
         """Predict a sequence that arrives in chunks, or generate text."""
         await streams.serve(socket)
 
-    _add_information_routes(app, served, metrics, options)
+    _add_information_routes(app, predictor, metrics, options)
     return app
 
 
-def _add_information_routes(app: FastAPI, served: ServedModel, metrics: Metrics, options: Options) -> None:
+def _add_information_routes(app: FastAPI, predictor: Predictor, metrics: Metrics, options: Options) -> None:
     """Add the routes that do not run the model."""
 
     @app.get("/model")
     async def model() -> dict[str, Any]:
         """Return the description of the model and its inputs."""
-        return served.description() | {"max_body": options.max_body}
+        return describe_model(predictor) | {"max_body": options.max_body}
 
     @app.get("/health")
     async def health() -> dict[str, str]:

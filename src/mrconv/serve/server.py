@@ -12,8 +12,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mrconv.inference import Predictor
+
 from .app import Options, create_app
-from .served_model import ServedModel
 from .websockets import StreamHandler
 
 MAX_HEAD = 2**16  # approximate bytes of the head of a request
@@ -117,13 +118,13 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(served: ServedModel, options: Options, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+def run(predictor: Predictor, options: Options, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT, and call `on_ready` once the server accepts requests.
 
     After the signal, the server accepts no further connections and answers the requests that it has received.
     """
     protocol: Any = type("Protocol", (LimitedProtocol,), {"timeout": options.timeout})
-    app = create_app(served, options)
+    app = create_app(predictor, options)
     config = uvicorn.Config(
         app,
         http=protocol,

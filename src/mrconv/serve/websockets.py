@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from mrconv.inference import Predictor
 from mrconv.tasks import DataError
 from mrconv.tasks.raw_inputs import parse_json
 
 from .prometheus import Metrics
-from .served_model import ServedModel
 from .session import StreamSession, generate_text
 
 T = TypeVar("T")
@@ -80,14 +80,14 @@ class StreamHandler:
 
     def __init__(
         self,
-        served: ServedModel,
+        predictor: Predictor,
         executor: Executor,
         metrics: Metrics,
         timeout: float,
         max_streams: int,
         max_bytes: int,
     ) -> None:
-        self.served, self.executor, self.metrics, self.timeout = served, executor, metrics, timeout
+        self.predictor, self.executor, self.metrics, self.timeout = predictor, executor, metrics, timeout
         self.max_streams, self.max_bytes, self.closing = max_streams, max_bytes, False
         self.generators = ThreadPoolExecutor(max_streams, "generator")  # generation is long and must not block others
         self.open = 0
@@ -98,15 +98,15 @@ class StreamHandler:
             await socket.close(POLICY_VIOLATION)
             return
         await socket.accept()
-        if self.served.no_stream:
-            await self._reject(socket, POLICY_VIOLATION, self.served.no_stream)
+        if self.predictor.no_stream:
+            await self._reject(socket, POLICY_VIOLATION, self.predictor.no_stream)
         elif self.open >= self.max_streams:
             await self._reject(socket, TRY_AGAIN_LATER, f"{self.max_streams} streams are open already")
         else:
             self.open += 1
             try:
                 with self.metrics.streams.track_inprogress():
-                    await (self._generate(socket) if self.served.predictor.generates else self._classify(socket))
+                    await (self._generate(socket) if self.predictor.generates else self._classify(socket))
             except TimeoutError:
                 await self._reject(socket, POLICY_VIOLATION, f"no message for {self.timeout:g} seconds")
             except WebSocketDisconnect:
@@ -116,7 +116,7 @@ class StreamHandler:
 
     async def _classify(self, socket: WebSocket) -> None:
         """Answer each chunk with the prediction for the sequence so far."""
-        session = await self._run(StreamSession, self.served)
+        session = await self._run(StreamSession, self.predictor)
         incoming = ReadAhead(socket, self.max_bytes)
         try:
             while True:
@@ -158,7 +158,7 @@ class StreamHandler:
 
         def generate() -> dict[str, Any]:
             with suppress(ClientDisconnected):
-                return generate_text(self.served, request, add)
+                return generate_text(self.predictor, request, add)
             return {}
 
         job = loop.run_in_executor(self.generators, generate)

@@ -56,6 +56,7 @@ class Preprocessor:
         step: keep every `step`-th sample of a recording, without a filter.
         height, width: size of an image.
         scale, shift: normalisation of values.
+        label_column, text_column: column names of the tables that inputs are read from.
     """
 
     kind: str
@@ -69,6 +70,8 @@ class Preprocessor:
     width: int | None = None
     scale: Any = 1.0
     shift: Any = 0.0
+    label_column: str = "label"
+    text_column: str = "text"
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
@@ -105,7 +108,7 @@ class Preprocessor:
     @classmethod
     def from_data(cls, data: Prepared) -> Self:
         """Return the preprocessor of a task's data."""
-        names = ("sampling_rate", "step", "height", "width")
+        names = ("sampling_rate", "step", "height", "width", "label_column", "text_column")
         facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
         if data.encoder == "image":
             facts["height"], facts["width"] = data.image_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
-def read_json_lines(path: Path, *fields: str) -> Iterator[tuple[int, list[Any]]]:
-    """Yield line number and these fields of every object in a file with one JSON object per line."""
+def read_json_lines(
+    path: Path, *fields: str, optional: Collection[str] = (), hint: str = ""
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield line number and these fields of every object in a file with one JSON object per line.
+
+    A missing field is None if it is among the optional ones, else an error that ends with the hint.
+    """
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -39,6 +44,6 @@ def read_json_lines(path: Path, *fields: str) -> Iterator[tuple[int, list[Any]]]
         if not isinstance(item, dict):
             raise DataError(f"{path}, line {number}: expected an object with {' and '.join(fields)}; got {line[:60]}")
         for field in fields:
-            if field not in item:
-                raise DataError(f"{path}, line {number}: no field {field!r}; it has {', '.join(item) or 'none'}")
-        yield number, [item[field] for field in fields]
+            if field not in item and field not in optional:
+                raise DataError(f"{path}, line {number}: no field {field!r}; it has {', '.join(item) or 'none'}{hint}")
+        yield number, [item.get(field) for field in fields]

@@ -18,6 +18,7 @@ from .file_readers import (
     MEDIA,
     SPLITS,
     TABLES,
+    Columns,
     Examples,
     class_folders,
     read_jsonl,
@@ -108,7 +109,8 @@ class CustomData(Task):
         arrays, facts = self._encode(kind, parts)
         for split, examples in parts.items():
             arrays[split]["y"] = encoding.encode_labels(examples, classes)
-        return arrays, {"classes": classes, "kind": kind, **facts}
+        columns = {"label_column": self.label_column, "text_column": self.text_column}  # as prediction reads tables
+        return arrays, {"classes": classes, "kind": kind, **columns, **facts}
 
     def _paths(self) -> dict[str, Path]:
         """Return the file or folder of each split, or of "all"."""
@@ -148,6 +150,10 @@ class CustomData(Task):
             raise DataError(f"{self.path} has {', '.join(parts)}; expected train too")
         return parts
 
+    @property
+    def _columns(self) -> Columns:
+        return Columns(self.label_column, self.text_column)
+
     def _read_path(self, path: Path, count: ProgressCounter) -> Examples:
         if path.is_dir():
             examples = read_media(path, self.rate, self.grey, count)
@@ -156,9 +162,9 @@ class CustomData(Task):
                     raise DataError(f"{folder} has no {', '.join(MEDIA)} file; expected some of this class")
             return examples
         if suffix(path) in (".csv", ".tsv"):
-            return read_table(path, self.label_column, self.text_column)
+            return read_table(path, self._columns)
         if suffix(path) in (".jsonl", ".jsonl.xz"):
-            return read_jsonl(path, self.label_column, self.text_column)
+            return read_jsonl(path, self._columns)
         if suffix(path) in ARCHIVES:
             return read_media(path, self.rate, self.grey, count)
         raise DataError(f"unknown kind of file {path}; expected {', '.join((*TABLES, *ARCHIVES))} or a folder")

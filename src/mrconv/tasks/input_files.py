@@ -1,0 +1,104 @@
+"""Inputs of a model from files: everything that training takes, with or without labels, and single files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from .archives import read_members
+from .custom.file_readers import (
+    ARCHIVES,
+    MEDIA,
+    TABLES,
+    Columns,
+    Examples,
+    read_jsonl,
+    read_npz,
+    read_table,
+    suffix,
+    visible,
+)
+from .errors import DataError
+from .preprocessing import Preprocessor
+
+
+class Input(NamedTuple):
+    """One raw input: its name for messages, what `RawInputs.preprocess` takes, and its class if it is known."""
+
+    name: str
+    raw: Any
+    label: str | None = None
+
+
+def holds_several(path: Path) -> bool:
+    """Return whether a path is a folder, a table or an archive, which hold any number of inputs."""
+    return path.is_dir() or suffix(path) in (*TABLES, *ARCHIVES)
+
+
+def read_inputs(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
+    """Yield the inputs of a file or folder.
+
+    - a table (`.csv`, `.tsv`, `.jsonl`, `.jsonl.xz`, `.npz`) as `task=folder` takes it; labels may be missing;
+    - a folder or archive of recordings, images or texts (`.txt`), in subfolders or not; a folder named after a class is
+      the label;
+    - a folder of tables, for example train.csv and test.csv;
+    - any other file: one input.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if not holds_several(path):
+        yield Input(str(path), path)
+    elif suffix(path) in TABLES and not path.is_dir():
+        yield from _from_table(path, preprocessor)
+    else:
+        yield from _from_folder(path, preprocessor)
+
+
+def _from_folder(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
+    """Yield the files of the model's kind in a folder or archive; if it has none, the inputs of the folder's tables."""
+    suffixes = [end for end, kind in MEDIA.items() if kind == preprocessor.kind]
+    if preprocessor.vocabulary:
+        suffixes = [".txt"]
+    found = False
+    for name, raw in _files(path, suffixes):
+        found = True
+        yield Input(f"{path / name}" if path.is_dir() else f"{path}: {name}", raw, _label(name, preprocessor.classes))
+    if found:
+        return
+    tables = sorted(p for p in path.iterdir() if p.is_file() and suffix(p) in TABLES) if path.is_dir() else []
+    if not tables:
+        expected = ", ".join((*suffixes, *TABLES) if path.is_dir() else suffixes) or "(the model takes numbers)"
+        raise DataError(f"{path} has no file of the kind that the model takes, {preprocessor.kind}: {expected}")
+    for table in tables:
+        yield from _from_table(table, preprocessor)
+
+
+def _files(path: Path, suffixes: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield name and raw input, a path or bytes, of the files with one of these suffixes."""
+    if not path.is_dir():
+        yield from read_members(path, lambda name: PurePosixPath(name).suffix.lower() in suffixes and visible(name))
+        return
+    for file in sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file()):
+        name = file.relative_to(path).as_posix()
+        if visible(name):
+            yield name, file
+
+
+def _label(name: str, classes: Collection[str]) -> str | None:
+    """Return the class among the folders of a file, the innermost first."""
+    return next((part for part in reversed(PurePosixPath(name).parts[:-1]) if part in classes), None)
+
+
+def _from_table(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
+    columns = Columns(preprocessor.label_column, preprocessor.text_column, False, bool(preprocessor.vocabulary))
+    parts: Mapping[str, Examples]
+    if suffix(path) == ".npz":
+        parts = read_npz(path, labelled=False)
+    elif suffix(path) in (".csv", ".tsv"):
+        parts = {"all": read_table(path, columns)}
+    else:
+        parts = {"all": read_jsonl(path, columns)}
+    for examples in parts.values():
+        for i, raw in enumerate(examples.x):
+            yield Input(examples.describe(i), raw, examples.labels[i] or None)
