@@ -16,9 +16,9 @@ RATE = 8000
 INPUTS = {
     "text": Preprocessor("text", 200, ("negative", "positive"), CHARACTERS),
     "listops": Preprocessor("tokens", 100, tuple("0123456789"), VOCABULARY),
-    "audio": Preprocessor("audio", 800, WORDS, sampling_rate=RATE, scale=1 / 2**12, shift=0.1),
+    "audio": Preprocessor("audio", 800, WORDS, sample_rate=RATE, scale=1 / 2**12, shift=0.1),
     "positions": Preprocessor(
-        "audio", 800, WORDS, sampling_rate=RATE, scale=np.linspace(1e-4, 2e-4, 800)[:, None], shift=np.zeros((800, 1))
+        "audio", 800, WORDS, sample_rate=RATE, scale=np.linspace(1e-4, 2e-4, 800)[:, None], shift=np.zeros((800, 1))
     ),
     "image": Preprocessor("image", 64, ("dark", "light"), channels=3, height=8, width=8, scale=1 / 255, shift=-0.5),
     "mrconvnext": Preprocessor(

@@ -12,6 +12,7 @@ import pytest
 from mrconv.tasks import DataError, MissingData, task
 from mrconv.tasks.packing import random_split
 from mrconv.tasks.preprocessing import Preprocessor
+from mrconv.tasks.preview import summary
 
 from .data_files import write_files, write_zip
 
@@ -278,9 +279,8 @@ class TestRecordings:
     @pytest.mark.parametrize(
         ("files", "message"),
         [
-            ({"no/bad.wav": wav(np.ones(4), rate=8000)}, r"no/bad\.wav has 8,000 samples a second; expected 16,000"),
-            ({"no/bad.wav": wav(np.ones(4), channels=2)}, r"no/bad\.wav has 2 channels"),
-            ({"no/bad.wav": b"RIFF"}, r"no/bad\.wav is not a WAV"),
+            ({"no/bad.wav": b"RIFF"}, r"cannot read .*no/bad\.wav"),
+            ({"no/bad.wav": wav(np.ones(4), rate=10)}, r"no/bad\.wav must have 1,000 .* samples a second; got 10"),
             ({"top.wav": wav(np.ones(4))}, r"top\.wav is not in a folder; expected CLASS/top\.wav"),
             ({"empty/notes.txt": b""}, r"empty has no \.wav, .* file; expected some of this class"),
             ({"no/a.png": b""}, r"has audio files, and no/a\.png|has image files, and"),
@@ -293,10 +293,37 @@ class TestRecordings:
         with pytest.raises(DataError, match=message):
             custom(tmp_path, root).prepare()
 
+    def test_recordings_of_any_rate_and_channels_are_read_as_for_a_prediction(self, tmp_path):
+        pytest.importorskip("soxr")
+        files = words({"yes": 9, "no": 9}, length=160) | {
+            "no/slow.wav": wav(RNG.integers(-999, 999, 80), rate=8000),
+            "no/stereo.wav": wav(RNG.integers(-999, 999, 320), channels=2),
+            "yes/both.wav": wav(RNG.integers(-999, 999, 160), rate=8000, channels=2),
+        }
+        root = write_files(tmp_path / "files", files)
+        data = custom(tmp_path, root, val_fraction=0, test_fraction=0).prepare()
+        assert data.length == 160
+        assert data.facts["changes"] == (
+            "resampled from 8,000 to 16,000 samples a second (2 of 21 files); 2 channels were averaged (2 of 21 files)"
+        )
+        assert f"changed: {data.facts['changes']}" in summary(data)
+        preprocessor, trained = Preprocessor.from_data(data), normalised(data, "train").astype(np.float32)
+        for name, x in zip(sorted(files), trained, strict=True):
+            np.testing.assert_allclose(preprocessor.from_audio(files[name]).x, x, atol=1e-6)
+
     def test_another_sampling_rate(self, tmp_path):
         files = {f"{word}/{i}.wav": wav(np.arange(4), rate=8000) for word in ("a", "b") for i in range(10)}
-        data = custom(tmp_path, write_files(tmp_path / "files", files), rate=8000).prepare()
-        assert data.facts["sampling_rate"] == 8000
+        root = write_files(tmp_path / "files", files)
+        data = custom(tmp_path, root, sample_rate=8000).prepare()
+        assert (data.facts["sample_rate"], data.length, "changes" in data.facts) == (8000, 4, False)
+        with pytest.raises(ValueError, match="sample_rate must be positive, in samples a second; got 0"):
+            custom(tmp_path, root, sample_rate=0).prepare()
+
+    def test_a_cache_with_the_former_name_of_the_sampling_rate_is_read(self, tmp_path):
+        folder_task = custom(tmp_path, write_files(tmp_path / "files", words({"yes": 10, "no": 10})))
+        metadata = folder_task.prepare().folder / "meta.json"
+        metadata.write_text(metadata.read_text().replace("sample_rate", "sampling_rate"))
+        assert folder_task.prepare().facts["sample_rate"] == 16000
 
     def test_truncated_archive_raises(self, tmp_path):
         content = zipped(words({"yes": 10, "no": 10}))

@@ -30,7 +30,7 @@ def same(a, b):
     "preprocessor",
     [
         Preprocessor("text", 10, ("no", "yes"), ("<pad>", "<unk>", "<eos>", "é", "\n", '"')),
-        Preprocessor("audio", 4, ("a",), sampling_rate=16000, scale=[[0.1], [1 / 3], [1e-9], [7]], shift=[[0.0]] * 4),
+        Preprocessor("audio", 4, ("a",), sample_rate=16000, scale=[[0.1], [1 / 3], [1e-9], [7]], shift=[[0.0]] * 4),
         Preprocessor("image", 6, ("a",), channels=3, height=2, width=3, scale=[1 / 255] * 3, shift=[-0.5] * 3),
     ],
 )
@@ -51,10 +51,10 @@ def test_values_are_preprocessed_as_by_the_loaders(tmp_path):
 def test_preprocessor_at_another_rate():
     x = np.zeros((2, 9, 1), np.int16)
     scale = np.arange(9, dtype=np.float32)[:, None]
-    data = prepared(x, scale=scale, shift=-scale, facts={"sampling_rate": 16000})
+    data = prepared(x, scale=scale, shift=-scale, facts={"sample_rate": 16000})
     decimated, preprocessor = Preprocessor.from_data(data.decimated(1 / 3)), Preprocessor.from_data(data)
     assert (decimated.kind, decimated.length, decimated.step) == ("audio", 3, 3)
-    assert decimated.sampling_rate == pytest.approx(16000 / 3)
+    assert decimated.sample_rate == pytest.approx(16000 / 3)
     assert same(preprocessor.at_rate(1 / 3), decimated)
     assert (preprocessor.at_rate(2).length, preprocessor.at_rate(2).step) == (18, 1)
     image_data = prepared(np.zeros((2, 16, 1), np.uint8), facts={"height": 4, "width": 4})
@@ -63,23 +63,19 @@ def test_preprocessor_at_another_rate():
     assert Preprocessor.from_data(image_data).at_rate(0.5).kind == "values"
 
 
+def test_former_name_of_the_sampling_rate_is_read():
+    text = '{"kind": "audio", "length": 3, "sampling_rate": 8000}'
+    assert Preprocessor.from_json(text).sample_rate == 8000
+    assert '"sample_rate": 8000' in Preprocessor.from_json(text).to_json()
+
+
 def test_recording_is_decimated_as_in_training():
     content, samples = io.BytesIO(), np.arange(9, dtype=np.int16)
     soundfile.write(content, samples, 16000, format="WAV")
-    data = prepared(samples[None, :, None], facts={"sampling_rate": 16000}).decimated(1 / 2)
+    data = prepared(samples[None, :, None], facts={"sample_rate": 16000}).decimated(1 / 2)
     result = Preprocessor.from_data(data).from_audio(content.getvalue())
     assert result.x[:, 0].tolist() == [0, 2, 4, 6, 8]
     assert result.notes == []
-
-
-@pytest.mark.parametrize("rate", [1, 999, 1_000_001, 2**31 - 1])
-def test_absurd_sampling_rate_raises(rate):
-    content = io.BytesIO()
-    soundfile.write(content, np.zeros(9, np.int16), rate, format="WAV")
-    with pytest.raises(DataError, match=f"has 1,000 to 1,000,000 samples a second; got {rate:,}"):
-        Preprocessor("audio", 8, ("a",), sampling_rate=16000).from_audio(content.getvalue())
-    same_rate = Preprocessor("audio", 9, ("a",), sampling_rate=rate)
-    assert same_rate.from_audio(content.getvalue()).notes == []
 
 
 def test_scale_per_position_with_one_shift():
@@ -144,8 +140,8 @@ def test_run_and_merge_save_the_preprocessor(tmp_path):
             '{"kind": "text", "length": 3, "vocabulary": ["a", "a"]}',
             "vocabulary must be distinct strings",
         ),
-        ('{"kind": "audio", "length": 3}', "audio needs a sampling_rate, in samples a second; got None"),
-        ('{"kind": "audio", "length": 3, "sampling_rate": 0}', "audio needs a sampling_rate"),
+        ('{"kind": "audio", "length": 3}', "audio needs a sample_rate, in samples a second; got None"),
+        ('{"kind": "audio", "length": 3, "sample_rate": 0}', "audio needs a sample_rate"),
         ('{"kind": "image", "length": 4}', "height must be an integer of at least 1; got None"),
         ('{"kind": "image", "length": 4, "height": 2, "width": 3}', "length must be height . width = 2 . 3; got 4"),
         ('{"kind": "values", "length": 3, "scale": [1, 2]}', "scale must be a number.*= .3, 1.; got the shape .2,."),

@@ -256,7 +256,10 @@ def test_a_run_belongs_to_the_preset_its_name_begins_with():
         (["depth=0"], "depth must be at least 1; got 0"),
         (["lr=-1"], "lr must not be negative; got -1.0"),
         (["dropout=1.0"], r"dropout must be in \[0, 1\); got 1.0"),
-        (["rate=0"], r"rate must be 1, 1/2, 1/3, \.\.\.; got 0.0"),
+        (["rate=0"], r"rate must be 1, 1/2, 1/3, \.\.\.; got 0.0$"),
+        (["rate=8000"], r"rate must be 1, .* got 8000.0; samples a second are set by task\.sample_rate=8000"),
+        (["task.rate=8000"], r"samples a second are set by task\.sample_rate=8000"),
+        (["sample_rate=8000"], r"sample_rate is an option of a task \(folder\): write task\.sample_rate=8000"),
         (["momentum=0"], r"momentum must be in \(0, 1\]; got 0.0"),
         (["momentum=1.1"], r"momentum must be in \(0, 1\]; got 1.1"),
         (["pad=true"], "pad must be batch, max or a number of positions; got True"),
@@ -290,6 +293,7 @@ def test_options_of_a_task_are_set_by_name():
     experiment = compose(["experiment=listops-base", "task.train_size=10", "task.rate=0.5", "task_options={seed: 3}"])
     assert experiment.task_options == {"train_size": 10, "seed": 3}
     assert experiment.rate == 0.5
+    assert compose(["task=folder", "task.sample_rate=8000"]).task_options == {"sample_rate": 8000}
 
 
 def test_the_papers_sweep_is_a_file():

@@ -489,6 +489,14 @@ def test_a_damaged_config_is_reported(tmp_path, text):
         rundir.read_run(tmp_path)
 
 
+def test_a_config_with_the_former_name_of_the_sampling_rate_is_read(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "name: mine\ntask: folder\nrate: 0.5\ntask_options: {rate: 8000, cut: true}\n"
+    )
+    experiment = rundir.read_run(tmp_path)
+    assert (experiment.task_options, experiment.rate) == ({"sample_rate": 8000, "cut": True}, 0.5)
+
+
 def test_a_config_is_written_atomically(tmp_path, monkeypatch):
     path = tmp_path / "config.yaml"
     rundir.write_config(path, {"name": "mini"})

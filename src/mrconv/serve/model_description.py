@@ -22,7 +22,7 @@ def describe_model(predictor: Predictor) -> dict[str, Any]:
         "classes": list(p.classes),
         "channels": p.channels,
         "pair": predictor.takes_pairs,
-        "sampling_rate": p.sampling_rate,
+        "sample_rate": p.sample_rate,
         "step": p.step,
         "height": p.height,
         "width": p.width,

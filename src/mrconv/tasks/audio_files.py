@@ -1,4 +1,4 @@
-"""Decoding of audio files: exact 16-bit samples for training, any recording resampled for inference."""
+"""Decoding of audio files, for training and inference alike: mono 16-bit samples at one sampling rate."""
 
 from __future__ import annotations
 
@@ -10,77 +10,75 @@ import numpy as np
 from .errors import DataError
 
 RATE_LIMITS = (1_000, 1_000_000)  # sampling rates of recordings that can be resampled
+MARGIN = 1_000  # samples past the end that are decoded too, because the filter of the resampling sees them
+UNKNOWN_SIZE = 0x7FFFF000  # programs that write a WAV file to a pipe declare at least this many bytes
 
 
-def read_audio(content: bytes, name: str, rate: int | None = 16000) -> np.ndarray:
-    """Return the samples of a mono 16-bit WAV or FLAC file, int16 (n,); `rate` None accepts any sampling rate."""
+def read_audio(content: bytes, name: str, sample_rate: int, length: int | None = None) -> tuple[np.ndarray, list[str]]:
+    """Return a recording as int16 (n,), mono and at a sampling rate, with notes on what was changed.
+
+    Channels are averaged, then resampled. A mono 16-bit file at the sampling rate is read exactly.
+
+    Args:
+        content: the file, in a format that libsndfile reads.
+        name: name of the file, for errors.
+        sample_rate: samples a second of the result.
+        length: largest number of samples, of which at least so much of the file is decoded; None stands for all.
+    """
     try:
         import soundfile  # type: ignore[import-untyped]
     except (ImportError, OSError) as error:  # OSError: the package is installed, its C library is not
         raise DataError(f"reading {name} requires soundfile: pip install 'mrconv[data]'") from error
+    notes = []
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
-            if file.format not in ("WAV", "WAVEX", "FLAC"):
-                raise DataError(f"{name} is {file.format} audio; expected WAV or FLAC")
-            if file.channels != 1:
-                raise DataError(f"{name} has {file.channels} channels; expected one")
-            if rate is not None and file.samplerate != rate:
-                raise DataError(f"{name} has {file.samplerate:,} samples a second; expected {rate:,}")
-            if file.subtype != "PCM_16":
-                raise DataError(f"{name} has samples of type {file.subtype}; expected PCM_16 (16 bits, signed)")
-            declared = file.frames if file.format == "FLAC" else _declared_samples(content, file.frames)
-            samples: np.ndarray = file.read(dtype="int16")
+            file_rate, total, low, high = file.samplerate, file.frames, *RATE_LIMITS
+            if file_rate != sample_rate and not low <= file_rate <= high:
+                raise DataError(f"{name} must have {low:,} to {high:,} samples a second; got {file_rate:,}")
+            needed = total if length is None else math.ceil(length / sample_rate * file_rate)
+            margin = math.ceil(MARGIN / sample_rate * file_rate)
+            x = file.read(min(total, needed + margin), dtype="float32", always_2d=True)
+            lossless = file.format in ("WAV", "WAVEX", "FLAC")  # others declare their length approximately
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         reason = getattr(error, "error_string", error)
-        raise DataError(f"{name} is not a WAV or FLAC file, or is damaged or truncated: {reason}") from error
-    if len(samples) == 0:
+        raise DataError(f"cannot read {name}; it may be damaged or truncated: {reason}") from error
+    if len(x) == 0:
         raise DataError(f"{name} has no samples")
-    if len(samples) < declared:
-        raise DataError(f"{name} is truncated: it has {len(samples):,} of {declared:,} samples")
-    return samples
+    if lossless and (len(x) < min(total, needed) or _lacks_bytes(content)):
+        raise DataError(f"{name} is truncated: the file is shorter than its header declares")
+    if x.shape[1] > 1:
+        notes.append(f"{x.shape[1]} channels were averaged")
+    samples = x.mean(1) * 2**15
+    if file_rate != sample_rate:
+        notes.append(f"resampled from {file_rate:,} to {sample_rate:,} samples a second")
+        samples = _resample(samples, file_rate, sample_rate, name)
+    if total > needed:
+        notes.append(f"only the first {needed / file_rate:.2f} of {total / file_rate:.2f} seconds were used")
+    if not np.isfinite(samples).all():
+        raise DataError(f"{name} has samples that are not finite")
+    return np.rint(samples[:length]).clip(-(2**15), 2**15 - 1).astype(np.int16), notes
 
 
-def _declared_samples(content: bytes, frames: int) -> int:
-    """Return the number of 16-bit samples in a WAV file's header; libsndfile reads a truncated file without error."""
+def _resample(samples: np.ndarray, file_rate: int, sample_rate: int, name: str) -> np.ndarray:
+    try:
+        import soxr  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise DataError(
+            f"{name} has {file_rate:,} samples a second instead of {sample_rate:,}; resampling requires soxr: "
+            "pip install 'mrconv[data]'"
+        ) from error
+    resampled: np.ndarray = soxr.resample(samples, file_rate, sample_rate)
+    return resampled
+
+
+def _lacks_bytes(content: bytes) -> bool:
+    """Return whether a WAV file ends before its samples do; libsndfile reads such a file without error."""
+    if content[:4] != b"RIFF":
+        return False
     at = 12
     while at + 8 <= len(content):
         size = int.from_bytes(content[at + 4 : at + 8], "little")
         if content[at : at + 4] == b"data":
-            return frames if size == 0xFFFFFFFF else size // 2  # 0xFFFFFFFF: written as a stream of unknown length
+            return size < UNKNOWN_SIZE and at + 8 + size > len(content)
         at += 8 + size + size % 2
-    return frames
-
-
-def resample_audio(content: bytes, rate: int, length: int) -> tuple[np.ndarray, list[str]]:
-    """Return up to about `length` samples of a recording, mono, at a sampling rate and on the scale of 16-bit integers.
-
-    Also return notes on what was changed. Only the part that is needed is decoded.
-    """
-    try:
-        import soundfile
-        import soxr  # type: ignore[import-untyped]
-    except (ImportError, OSError) as error:
-        raise DataError("reading recordings requires soundfile and soxr: pip install 'mrconv[serve]'") from error
-    try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
-            file_rate, seconds = file.samplerate, file.frames / file.samplerate
-            if file_rate != rate and not RATE_LIMITS[0] <= file_rate <= RATE_LIMITS[1]:
-                low, high = RATE_LIMITS
-                raise DataError(f"a recording has {low:,} to {high:,} samples a second; got {file_rate:,}")
-            frames = math.ceil(length / rate * file_rate)
-            x = file.read(frames, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "error_string", error)
-        raise DataError(f"cannot read the recording; it may be damaged or truncated: {reason}") from error
-    if len(x) == 0:
-        raise DataError("the recording has no samples")
-    notes = []
-    if x.shape[1] > 1:
-        notes.append(f"{x.shape[1]} channels were averaged")
-    samples = x.mean(1) * 2**15  # the scale of int16
-    if file_rate != rate:
-        notes.append(f"resampled from {file_rate:,} to {rate:,} samples a second")
-        samples = soxr.resample(samples, file_rate, rate)
-    if seconds > frames / file_rate:
-        notes.append(f"only the first {frames / file_rate:.2f} of {seconds:.2f} seconds were used")
-    return samples, notes
+    return False

@@ -122,8 +122,8 @@ class Prepared:
         splits = {name: dataclasses.replace(split, x=split.x[:, ::step]) for name, split in self.splits.items()}
         scale, shift = (z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift))
         facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no longer an image
-        if "sampling_rate" in facts:
-            facts |= {"sampling_rate": facts["sampling_rate"] / step, "step": step * facts.get("step", 1)}
+        if "sample_rate" in facts:
+            facts |= {"sample_rate": facts["sample_rate"] / step, "step": step * facts.get("step", 1)}
         length = -(-self.length // step)
         return dataclasses.replace(self, splits=splits, length=length, scale=scale, shift=shift, facts=facts)
 
@@ -161,6 +161,8 @@ class Task(ABC):
         folder = build_once(self.cache_folder(), lambda: self._with_metadata(self.build(progress)))
         splits, metadata = load_arrays(folder)
         fields: dict[str, Any] = {name: tuple(z) if isinstance(z, list) else z for name, z in metadata.items()}
+        if "sampling_rate" in fields["facts"]:  # the former name, in older caches
+            fields["facts"]["sample_rate"] = fields["facts"].pop("sampling_rate")
         fields |= splits.pop("all", {})  # scale and shift, where they are arrays
         fields["splits"] = {name: Split(name, **splits[name]) for name in metadata["splits"]}
         return Prepared(name=self.name, metric=self.metric, folder=folder, **fields)
@@ -237,6 +239,11 @@ def register_task(name: str) -> Callable[[_Class], _Class]:
     """Register a task class under a name (class decorator)."""
 
     def register(cls: _Class) -> _Class:
+        if "rate" in (field.name for field in dataclasses.fields(cls)):
+            raise ValueError(
+                f"task {name}: an option cannot be called rate, because task.rate sets the experiment's rate; "
+                "samples a second are called sample_rate"
+            )
         cls.name = name
         return TASKS.register(name)(cls)
 

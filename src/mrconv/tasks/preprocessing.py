@@ -19,7 +19,7 @@ import numpy as np
 
 from .._utils.checks import check_choice, check_positive_int
 from ..config import VisionConfig
-from .audio_files import resample_audio
+from .audio_files import read_audio
 from .base import Prepared
 from .errors import DataError
 from .image_files import decode_image, fit_image
@@ -52,7 +52,7 @@ class Preprocessor:
         classes: class names; empty for a language model.
         vocabulary: symbols by token id; empty for values.
         channels: channels of values.
-        sampling_rate: samples a second that the model sees.
+        sample_rate: samples a second that the model sees.
         step: keep every `step`-th sample of a recording, without a filter.
         height, width: size of an image.
         scale, shift: normalisation of values.
@@ -64,7 +64,7 @@ class Preprocessor:
     classes: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
     channels: int = 1
-    sampling_rate: float | None = None
+    sample_rate: float | None = None
     step: int = 1
     height: int | None = None
     width: int | None = None
@@ -81,9 +81,9 @@ class Preprocessor:
             strings = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
             if not strings or len(set(names)) < len(names):
                 raise ValueError(f"{name} must be distinct strings; got {names!r:.100}")
-        rate = self.sampling_rate
+        rate = self.sample_rate
         if self.kind == "audio" and not (isinstance(rate, Real) and 1 <= rate * self.step < math.inf):
-            raise ValueError(f"audio needs a sampling_rate, in samples a second; got {rate!r}")
+            raise ValueError(f"audio needs a sample_rate, in samples a second; got {rate!r}")
         if self.kind == "image":
             check_positive_int(height=self.height, width=self.width)
             if (self.height or 0) * (self.width or 0) != self.length:
@@ -108,11 +108,11 @@ class Preprocessor:
     @classmethod
     def from_data(cls, data: Prepared) -> Self:
         """Return the preprocessor of a task's data."""
-        names = ("sampling_rate", "step", "height", "width", "label_column", "text_column")
+        names = ("sample_rate", "step", "height", "width", "label_column", "text_column")
         facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
         if data.encoder == "image":
             facts["height"], facts["width"] = data.image_size
-        kind = "image" if "height" in facts else "audio" if "sampling_rate" in facts else "values"
+        kind = "image" if "height" in facts else "audio" if "sample_rate" in facts else "values"
         if data.vocabulary:
             kind = "text" if is_characters(data.vocabulary) and data.facts.get("kind") != "tokens" else "tokens"
         shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels")}
@@ -137,6 +137,8 @@ class Preprocessor:
     def from_json(cls, text: str) -> Self:
         """Parse the output of `to_json`."""
         values: Any = json.loads(text)
+        if isinstance(values, dict) and "sampling_rate" in values:  # the former name
+            values["sample_rate"] = values.pop("sampling_rate")
         fields = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(values, dict) or not {"kind", "length"} <= set(values) <= fields:
             raise ValueError(f"expected an object with kind, length and some of {', '.join(sorted(fields))}")
@@ -162,11 +164,11 @@ class Preprocessor:
             name: z[at] if (z := getattr(self, name)).ndim == 2 and len(z) > 1 else z for name in ("scale", "shift")
         }
         kind = "values" if self.kind == "image" else self.kind
-        sampling_rate, step = self.sampling_rate and self.sampling_rate * rate, max(1, round(1 / rate))
-        if self.sampling_rate and abs(step * rate - 1) < 1e-6:  # decimate as `Prepared.decimated`; else resample
+        sample_rate, step = self.sample_rate and self.sample_rate * rate, max(1, round(1 / rate))
+        if self.sample_rate and abs(step * rate - 1) < 1e-6:  # decimate as `Prepared.decimated`; else resample
             changes["step"] = self.step * step
         return dataclasses.replace(
-            self, kind=kind, length=length, sampling_rate=sampling_rate, height=None, width=None, **changes
+            self, kind=kind, length=length, sample_rate=sample_rate, height=None, width=None, **changes
         )
 
     @cached_property
@@ -278,10 +280,10 @@ class Preprocessor:
     def from_audio(self, content: bytes) -> ModelInput:
         """Preprocess a recording in any format that libsndfile reads: resampled, decimated, cut or padded."""
         self.check_kind("audio")
-        assert self.sampling_rate
-        rate = round(self.sampling_rate * self.step)  # sampling rate of the training recordings
-        samples, notes = resample_audio(content, rate, self.length * self.step)
-        result = self.from_values(samples[:: self.step][: self.length])
+        assert self.sample_rate
+        rate = round(self.sample_rate * self.step)  # sampling rate of the training recordings
+        samples, notes = read_audio(content, "the recording", rate, self.length * self.step)
+        result = self.from_values(samples[:: self.step])
         return ModelInput(result.x, notes + result.notes)
 
     def from_image(self, content: bytes) -> ModelInput:

@@ -25,10 +25,13 @@ def bar(fraction: float, width: int = BAR_WIDTH) -> str:
 
 
 def summary(data: Prepared) -> str:
-    """Return counts, class balance and lengths as lines of text."""
+    """Return counts, class balance, lengths, and changes made to the files, as lines of text."""
     symbols = f"{len(data.vocabulary)} symbols"
     kind = {"tokens": symbols, "text": symbols, "values": f"{data.channels} channel(s)"}.get(data.encoder, "")
-    lines = [f"{data.name}: {data.encoder}, length {data.length:,}, {kind}, {len(data.classes) or 'no'} classes", ""]
+    lines = [f"{data.name}: {data.encoder}, length {data.length:,}, {kind}, {len(data.classes) or 'no'} classes"]
+    if changes := data.facts.get("changes"):
+        lines.append(f"changed: {changes}")
+    lines.append("")
     unit = "characters" if data.encoder == "text" else "examples"
     lines += [f"{name:8s} {len(split):>9,} {unit}" for name, split in data.splits.items()]
     first = next(iter(data.splits.values()))

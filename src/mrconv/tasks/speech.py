@@ -82,7 +82,9 @@ class SpeechCommands(Task):
         clips, short = Clips(), 0
         lists: dict[str, str] = {}
         for name, content, split in self._files(paths, lists):
-            samples = read_audio(content, name, RATE)
+            samples, changes = read_audio(content, name, RATE)
+            if changes:  # the benchmark's scores hold for the samples of the release
+                raise DataError(f"{name} is not a mono clip at {RATE:,} samples a second ({', '.join(changes)})")
             if len(samples) > LENGTH:
                 raise DataError(f"{name} has {len(samples):,} samples; expected at most {LENGTH:,}")
             short += len(samples) < LENGTH
@@ -101,7 +103,7 @@ class SpeechCommands(Task):
         splits: dict[str, Arrays] = {
             name: {"x": x, "y": np.array(labels[name], np.int64)} for name, x in clips.take(parts).items()
         }
-        facts = {"encoder": "values", "classes": classes, "length": LENGTH, "channels": 1, "sampling_rate": RATE}
+        facts = {"encoder": "values", "classes": classes, "length": LENGTH, "channels": 1, "sample_rate": RATE}
         facts["padded" if self.words == 35 else "left_out"] = short
         if self.normalise == "unit":
             return splits, facts | {"scale": 1 / 32768}

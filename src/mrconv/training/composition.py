@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import sys
@@ -22,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mrconv.mixers import mixer_class
-from mrconv.tasks import DataError
+from mrconv.tasks import DataError, task_class, task_names
 
 from .experiment import Experiment, check_key
 from .presets import CONFIGS, get_preset, presets, variants
@@ -55,19 +56,30 @@ _register()
 
 
 def check_settings(settings: Sequence[str]) -> None:
-    """Reject settings that are not KEY=VALUE and unknown keys; suggest the closest key."""
+    """Reject settings that are not KEY=VALUE and unknown keys; suggest task.KEY or the closest key."""
     for text in settings:
         key, sign, _ = text.partition("=")
         if not sign:
             raise ValueError(f"settings are written KEY=VALUE; got {text!r}")
-        check_key(key.lstrip("+~").split("@")[0].split(".")[0], OTHER_KEYS)
+        try:
+            check_key(key.lstrip("+~").split("@")[0].split(".")[0], OTHER_KEYS)
+        except ValueError:
+            if with_option := [name for name in task_names() if key in _task_options(name)]:
+                which = ", ".join(with_option)
+                raise ValueError(f"{key} is an option of a task ({which}): write task.{text}") from None
+            raise
+
+
+def _task_options(task: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(task_class(task))]
 
 
 def hydra_overrides(settings: Sequence[str]) -> list[str]:
     """Return the settings in Hydra's grammar.
 
-    task.rate becomes rate, task.KEY and mixer.KEY become options of the task and the mixer, and experiment= with
-    variant= becomes experiment= with the name of the preset. Values that Hydra cannot parse are quoted.
+    task.KEY and mixer.KEY become options of the task and the mixer. task.rate becomes rate, as no task has such an
+    option (`register_task`). experiment= with variant= becomes experiment= with the name of the preset. Values that
+    Hydra cannot parse are quoted.
     """
     overrides = []
     for text in _select_presets(settings):

@@ -133,7 +133,8 @@ class Experiment(_Options):
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}")
         if not 0 < self.rate <= 1:
-            raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {self.rate}")
+            hint = f"; samples a second are set by task.sample_rate={self.rate:g}" if self.rate >= 1000 else ""
+            raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {self.rate}{hint}")
         if not 0 < self.momentum <= 1:
             raise ValueError(f"momentum must be in (0, 1]; got {self.momentum}")
         if self.clip and "fsdp" in self.strategy:

@@ -59,6 +59,8 @@ def train(
     pl.seed_everything(experiment.seed, workers=True, verbose=False)
     data = prepare(experiment, progress)
     progress(1, 1)  # ends the progress bar, even if the task reported less
+    if not quiet and rundir.is_rank_zero() and "changes" in data.facts:
+        print(f"{data.name}: {data.facts['changes']}", flush=True)
     datamodule, model = TaskData(experiment, data), build_model(experiment, data)
     folder.mkdir(parents=True, exist_ok=True)
     with rundir.run_lock(folder):

@@ -118,6 +118,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError("it holds no keys and values")
+        options = values.get("task_options")
+        if values.get("task") == "folder" and isinstance(options, dict) and "rate" in options:  # the former name
+            options["sample_rate"] = options.pop("rate")
         Experiment.make(values)
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ValueError(f"{path} is not the config of a run: {' '.join(str(error).split())}") from error

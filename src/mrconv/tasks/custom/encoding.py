@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ def encode_values(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
     return with_normalisation(arrays, {"encoder": "values", "length": length, "channels": channels})
 
 
-def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, rate: int) -> Encoded:
+def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, sample_rate: int) -> Encoded:
     """Pad recordings with zeros on the right."""
     length = _stored_length(parts, length, cut)
     arrays: dict[str, Arrays] = {}
@@ -75,7 +76,9 @@ def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, rate: int) -> E
         for out, samples in zip(x[..., 0], examples.x, strict=True):
             out[: len(samples)] = samples[:length]
         arrays[split] = {"x": x}
-    return with_normalisation(arrays, {"encoder": "values", "length": length, "channels": 1, "sampling_rate": rate})
+    return with_normalisation(
+        arrays, {"encoder": "values", "length": length, "channels": 1, "sample_rate": sample_rate}
+    )
 
 
 def encode_images(parts: ExamplesBySplit, length: int, sequence: bool) -> Encoded:
@@ -92,6 +95,16 @@ def encode_images(parts: ExamplesBySplit, length: int, sequence: bool) -> Encode
         arrays[split] = {"x": x.reshape(len(x), -1, channels) if sequence else x}
     facts = {"encoder": "values" if sequence else "image", "length": height * width, "channels": channels}
     return with_normalisation(arrays, facts | {"height": height, "width": width})
+
+
+def describe_changes(parts: ExamplesBySplit, most: int = 4) -> str:
+    """Return what was changed to read the files, the most frequent changes first; "" if nothing was."""
+    total = sum(map(len, parts.values()))
+    changes = sum((examples.changes for examples in parts.values()), Counter[str]()).most_common()
+    lines = [f"{change} ({count:,} of {total:,} files)" for change, count in changes[:most]]
+    if len(changes) > most:
+        lines.append(f"and {len(changes) - most:,} more such changes")
+    return "; ".join(lines)
 
 
 def _stored_length(parts: ExamplesBySplit, length: int, cut: bool) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,6 +35,7 @@ class Examples:
         labels: class names; "" where a label is missing.
         where: the file or folder, for errors.
         names: names of the examples, for errors; by default their numbers.
+        changes: what was changed to read them, with the number of examples.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class Examples:
     labels: Sequence[str]
     where: str
     names: Sequence[str] = ()
+    changes: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -202,10 +205,11 @@ def class_folders(path: Path, exclude: Path) -> list[Path]:
     )
 
 
-def read_media(path: Path, rate: int, grey: bool, on_file: Callable[[], None]) -> Examples:
+def read_media(path: Path, sample_rate: int, grey: bool, on_file: Callable[[], None]) -> Examples:
     """Return the recordings or images of a folder or archive; the first folder of a file's path is its class."""
     x: list[np.ndarray] = []
     names: list[str] = []
+    changes = Counter[str]()
     kind = ""
     for name, content in read_members(path, _is_media):
         file_kind = MEDIA[suffix(PurePosixPath(name))]
@@ -213,7 +217,12 @@ def read_media(path: Path, rate: int, grey: bool, on_file: Callable[[], None]) -
             raise DataError(f"{path} has {kind} files, and {name}; expected files of one kind")
         kind = file_kind
         where = f"{path}: {name}"
-        x.append(read_audio(content, where, rate) if kind == "audio" else decode_image(content, where, grey))
+        if kind == "audio":
+            samples, notes = read_audio(content, where, sample_rate)
+            x.append(samples)
+            changes.update(notes)
+        else:
+            x.append(decode_image(content, where, grey))
         names.append(name)
         if kind == "image" and x[0].shape[:2] != x[-1].shape[:2]:
             sizes = ["{1} x {0}".format(*image.shape) for image in (x[-1], x[0])]
@@ -221,7 +230,7 @@ def read_media(path: Path, rate: int, grey: bool, on_file: Callable[[], None]) -
         on_file()
     if not x:
         raise DataError(f"{path} has no {', '.join(MEDIA)} file, and is not a table ({', '.join(TABLES)})")
-    return Examples(kind, x, _labels_from_paths(path, names), str(path), names)
+    return Examples(kind, x, _labels_from_paths(path, names), str(path), names, changes)
 
 
 def _labels_from_paths(path: Path, names: Sequence[str]) -> list[str]:

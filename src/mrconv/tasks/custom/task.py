@@ -46,6 +46,9 @@ class CustomData(Task):
     there is only one part, val and test are drawn from it by `seed`. Values are normalised by mean and standard
     deviation of each channel of the training data, padding included.
 
+    Recordings of several channels are averaged, and those at other sampling rates are resampled, as for a prediction.
+    `facts["changes"]` counts these changes; `mrconv data show` and `mrconv train` print them.
+
     Args:
         path: path of the data.
         length: length of the sequences; 0 stands for the longest. Texts are cut to it, including <eos>. Longer
@@ -54,7 +57,7 @@ class CustomData(Task):
         cut: cut longer sequences.
         val_fraction, test_fraction, seed: sizes and seed of splits that are drawn.
         label_column, text_column: column names of tables.
-        rate: samples a second of the recordings.
+        sample_rate: sampling rate, in samples a second, to which recordings are resampled.
         grey: convert colour images to greyscale.
         sequence: read images as sequences of pixels in raster order, else as images (height, width, channels).
     """
@@ -67,7 +70,7 @@ class CustomData(Task):
     seed: int = 42
     label_column: str = "label"
     text_column: str = "text"
-    rate: int = 16000
+    sample_rate: int = 16000
     grey: bool = False
     sequence: bool = True
 
@@ -77,6 +80,8 @@ class CustomData(Task):
         """Raise ValueError for invalid options."""
         if self.length < 0:
             raise ValueError(f"length must be 0, for the longest, or more; got {self.length}")
+        if self.sample_rate < 1:
+            raise ValueError(f"sample_rate must be positive, in samples a second; got {self.sample_rate}")
         val, test = self.val_fraction, self.test_fraction
         if not (val >= 0 and test >= 0 and val + test < 1):
             raise ValueError(f"val_fraction and test_fraction must be at least 0, in sum below 1; got {val} and {test}")
@@ -98,6 +103,7 @@ class CustomData(Task):
         if len(kinds) > 1:
             got = " and ".join(f"{kind} in {where}" for kind, where in kinds.items())
             raise DataError(f"{self.path}: expected examples of one kind; got {got}")
+        changes = encoding.describe_changes(parts)
         if len(parts) == 1:
             (examples,) = parts.values()
             classes, parts = encoding.class_names(examples.labels), self._draw_splits(examples)
@@ -110,7 +116,8 @@ class CustomData(Task):
         for split, examples in parts.items():
             arrays[split]["y"] = encoding.encode_labels(examples, classes)
         columns = {"label_column": self.label_column, "text_column": self.text_column}  # as prediction reads tables
-        return arrays, {"classes": classes, "kind": kind, **columns, **facts}
+        facts |= columns | ({"changes": changes} if changes else {})
+        return arrays, {"classes": classes, "kind": kind, **facts}
 
     def _paths(self) -> dict[str, Path]:
         """Return the file or folder of each split, or of "all"."""
@@ -156,7 +163,7 @@ class CustomData(Task):
 
     def _read_path(self, path: Path, count: ProgressCounter) -> Examples:
         if path.is_dir():
-            examples = read_media(path, self.rate, self.grey, count)
+            examples = read_media(path, self.sample_rate, self.grey, count)
             for folder in class_folders(path, self.cache_root()):
                 if folder.name not in examples.labels:
                     raise DataError(f"{folder} has no {', '.join(MEDIA)} file; expected some of this class")
@@ -166,7 +173,7 @@ class CustomData(Task):
         if suffix(path) in (".jsonl", ".jsonl.xz"):
             return read_jsonl(path, self._columns)
         if suffix(path) in ARCHIVES:
-            return read_media(path, self.rate, self.grey, count)
+            return read_media(path, self.sample_rate, self.grey, count)
         raise DataError(f"unknown kind of file {path}; expected {', '.join((*TABLES, *ARCHIVES))} or a folder")
 
     def _draw_splits(self, examples: Examples) -> dict[str, Examples]:
@@ -189,7 +196,7 @@ class CustomData(Task):
         if kind == "values":
             return encoding.encode_values(parts, self.length, self.cut)
         if kind == "audio":
-            return encoding.encode_audio(parts, self.length, self.cut, self.rate)
+            return encoding.encode_audio(parts, self.length, self.cut, self.sample_rate)
         return encoding.encode_images(parts, self.length, self.sequence)
 
 
