@@ -38,6 +38,12 @@ def wav(samples, rate=16000, channels=1):
     return file.getvalue()
 
 
+def ogg(samples, rate=16000):
+    file = io.BytesIO()
+    pytest.importorskip("soundfile").write(file, samples, rate, format="OGG")
+    return file.getvalue()
+
+
 def png(pixels, mode=None):
     image = pytest.importorskip("PIL.Image")
     file = io.BytesIO()
@@ -299,12 +305,13 @@ class TestRecordings:
             "no/slow.wav": wav(RNG.integers(-999, 999, 80), rate=8000),
             "no/stereo.wav": wav(RNG.integers(-999, 999, 320), channels=2),
             "yes/both.wav": wav(RNG.integers(-999, 999, 160), rate=8000, channels=2),
+            "yes/compressed.ogg": ogg(RNG.normal(0, 0.1, 160)),
         }
         root = write_files(tmp_path / "files", files)
         data = custom(tmp_path, root, val_fraction=0, test_fraction=0).prepare()
         assert data.length == 160
         assert data.facts["changes"] == (
-            "resampled from 8,000 to 16,000 samples a second (2 of 21 files); 2 channels were averaged (2 of 21 files)"
+            "resampled from 8,000 to 16,000 samples a second (2 of 22 files); 2 channels were averaged (2 of 22 files)"
         )
         assert f"changed: {data.facts['changes']}" in summary(data)
         preprocessor, trained = Preprocessor.from_data(data), normalised(data, "train").astype(np.float32)
@@ -386,7 +393,6 @@ class TestImages:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (lambda: png(np.ones((4, 3))), r"cat/9\.png is 3 x 4 pixels, and cat/0\.png 3 x 2; expected one size"),
             (lambda: png(np.ones((2, 3)))[:-30], r"cat/9\.png is not a PNG or JPEG file, or is damaged or truncated"),
             (lambda: b"", r"cat/9\.png is not a PNG or JPEG file"),
             (lambda: png(np.ones((2, 3)), "I;16"), r"cat/9\.png has pixels of more than 8 bits"),
@@ -397,12 +403,32 @@ class TestImages:
         with pytest.raises(DataError, match=message):
             custom(tmp_path, root).prepare()
 
-    def test_splits_of_another_size_and_a_length_raise(self, tmp_path):
+    def test_images_of_several_sizes_are_resized_as_for_a_prediction(self, tmp_path):
+        files = self.files() | {
+            "cat/tall.png": png(RNG.integers(0, 255, (40, 30, 3))),
+            "dog/grey.png": png(RNG.integers(0, 255, (5, 4))),
+        }
+        root = write_files(tmp_path / "files", files)
+        data = custom(tmp_path, root, val_fraction=0, test_fraction=0).prepare()
+        assert data.image_size == (2, 3)
+        assert data.facts["changes"] == (
+            "resized from 30 x 40 to 3 x 2 pixels (1 of 12 files); resized from 4 x 5 to 3 x 2 pixels (1 of 12 files)"
+        )
+        preprocessor, trained = Preprocessor.from_data(data), normalised(data, "train").astype(np.float32)
+        for name, x in zip(sorted(files), trained, strict=True):
+            np.testing.assert_allclose(preprocessor.from_image(files[name]).x, x, atol=1e-6)
+
+    def test_images_are_resized_to_the_size(self, tmp_path):
+        data = custom(tmp_path, write_files(tmp_path / "files", self.files()), size=4).prepare()
+        assert (data.image_size, data.length, data.splits["train"].x.shape) == ((4, 4), 16, (8, 16, 3))
+        assert data.facts["changes"] == "resized from 3 x 2 to 4 x 4 pixels (10 of 10 files)"
+
+    def test_other_splits_have_the_size_of_train_and_a_length_raises(self, tmp_path):
         files = {f"train/{name}": content for name, content in self.files().items()}
-        root = write_files(tmp_path / "files", files | {"test/cat/0.png": png(np.ones((3, 3, 3)))})
-        with pytest.raises(DataError, match=r"test: images differ in size from train's 3 x 2 pixels"):
-            custom(tmp_path, root).prepare()
-        with pytest.raises(DataError, match="leave length at 0"):
+        others = {f"test/cat/{i}.png": png(np.ones((3, 3, 3))) for i in range(20)}
+        root = write_files(tmp_path / "files", files | others)
+        assert custom(tmp_path, root).prepare().image_size == (2, 3)
+        with pytest.raises(DataError, match="leave length at 0, or set size"):
             custom(tmp_path, root, length=5).prepare()
 
     def test_without_pillow_the_extra_is_named(self, tmp_path, monkeypatch):

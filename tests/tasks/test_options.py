@@ -21,6 +21,7 @@ from mrconv.tasks import task
         ("speech", {"words": 12}),
         ("speech", {"normalise": "s5"}),
         ("folder", {"length": -1}),
+        ("folder", {"size": -1}),
         ("folder", {"val_fraction": -0.1}),
         ("folder", {"val_fraction": 0.5, "test_fraction": 0.5}),
     ],

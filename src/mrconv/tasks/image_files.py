@@ -52,9 +52,16 @@ def decode_image(content: bytes, name: str, grey: bool, max_pixels: int | None =
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def fit_image(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Crop an image (h, w, channels) to the aspect ratio of height x width and resize it to that size."""
+def fit_image(pixels: np.ndarray, height: int, width: int) -> tuple[np.ndarray, list[str]]:
+    """Crop an image (h, w, channels) to the aspect ratio of height x width and resize it, for training and inference.
+
+    Also return a note on the change, if there is one.
+    """
+    h, w = pixels.shape[:2]
+    if (h, w) == (height, width):
+        return pixels, []
     from PIL import Image, ImageOps
 
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    return np.asarray(ImageOps.fit(image, (width, height))).reshape(height, width, -1)
+    fitted = np.asarray(ImageOps.fit(image, (width, height))).reshape(height, width, -1)
+    return fitted, [f"resized from {w:,} x {h:,} to {width:,} x {height:,} pixels"]

@@ -292,10 +292,7 @@ class Preprocessor:
         assert self.height
         assert self.width
         pixels = decode_image(content, "the image", self.channels == 1, MAX_PIXELS)
-        notes, (height, width) = [], pixels.shape[:2]
-        if (height, width) != (self.height, self.width):
-            pixels = fit_image(pixels, self.height, self.width)
-            notes = [f"resized from {width:,} x {height:,} to {self.width} x {self.height} pixels"]
+        pixels, notes = fit_image(pixels, self.height, self.width)
         pixels = np.broadcast_to(pixels, (self.height, self.width, self.channels))
         return ModelInput(self.from_values(pixels.reshape(-1, self.channels)).x, notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..cache import Arrays
 from ..errors import DataError
+from ..image_files import fit_image
 from ..packing import pack
 from ..vocabulary import PADDING, CharacterEncoder, character_vocabulary
 from .file_readers import Examples
@@ -82,19 +84,30 @@ def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, sample_rate: in
 
 
 def encode_images(parts: ExamplesBySplit, length: int, sequence: bool) -> Encoded:
-    """Give all images the largest number of channels; with `sequence`, store the pixels in raster order."""
+    """Give images of one size the largest number of channels; with `sequence`, store the pixels in raster order."""
     if length:
-        raise DataError(f"{parts['train'].where} holds images, whose length follows from their size: leave length at 0")
+        where = parts["train"].where
+        raise DataError(f"{where} holds images, whose length follows from their size: leave length at 0, or set size")
     channels = max(image.shape[2] for examples in parts.values() for image in examples.x)
     height, width, _ = parts["train"].x[0].shape
     arrays: dict[str, Arrays] = {}
     for split, examples in parts.items():
-        if examples.x[0].shape[:2] != (height, width):
-            raise DataError(f"{examples.where}: images differ in size from train's {width} x {height} pixels")
         x = np.stack([np.broadcast_to(image, (height, width, channels)) for image in examples.x])
         arrays[split] = {"x": x.reshape(len(x), -1, channels) if sequence else x}
     facts = {"encoder": "values" if sequence else "image", "length": height * width, "channels": channels}
     return with_normalisation(arrays, facts | {"height": height, "width": width})
+
+
+def fit_images(parts: ExamplesBySplit) -> dict[str, Examples]:
+    """Crop and resize images to the most frequent size in the training data, of equally frequent sizes the smallest."""
+    counts = Counter(image.shape[:2] for image in parts.get("train", next(iter(parts.values()))).x)
+    height, width = min(counts, key=lambda size: (-counts[size], size[0] * size[1], size))
+    fitted = {}
+    for split, examples in parts.items():
+        images, notes = zip(*(fit_image(image, height, width) for image in examples.x), strict=True)
+        changes = examples.changes + Counter(note for each in notes for note in each)
+        fitted[split] = dataclasses.replace(examples, x=images, changes=changes)
+    return fitted
 
 
 def describe_changes(parts: ExamplesBySplit, most: int = 4) -> str:

@@ -15,12 +15,12 @@ import numpy as np
 from ..archives import read_members
 from ..audio_files import read_audio
 from ..errors import DataError
-from ..image_files import decode_image
+from ..image_files import decode_image, fit_image
 from ..text_lines import read_json_lines, read_lines
 
 TABLES = (".npz", ".csv", ".tsv", ".jsonl", ".jsonl.xz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-MEDIA = {".wav": "audio", ".flac": "audio", ".png": "image", ".jpg": "image", ".jpeg": "image"}
+MEDIA = dict.fromkeys((".wav", ".flac", ".ogg", ".mp3"), "audio") | dict.fromkeys((".png", ".jpg", ".jpeg"), "image")
 SPLITS = ("train", "val", "test")
 
 
@@ -205,8 +205,11 @@ def class_folders(path: Path, exclude: Path) -> list[Path]:
     )
 
 
-def read_media(path: Path, sample_rate: int, grey: bool, on_file: Callable[[], None]) -> Examples:
-    """Return the recordings or images of a folder or archive; the first folder of a file's path is its class."""
+def read_media(path: Path, sample_rate: int, grey: bool, size: int, on_file: Callable[[], None]) -> Examples:
+    """Return the recordings or images of a folder or archive; the first folder of a file's path is its class.
+
+    Images are resized to size x size pixels; 0 keeps their sizes.
+    """
     x: list[np.ndarray] = []
     names: list[str] = []
     changes = Counter[str]()
@@ -218,15 +221,13 @@ def read_media(path: Path, sample_rate: int, grey: bool, on_file: Callable[[], N
         kind = file_kind
         where = f"{path}: {name}"
         if kind == "audio":
-            samples, notes = read_audio(content, where, sample_rate)
-            x.append(samples)
-            changes.update(notes)
+            item, notes = read_audio(content, where, sample_rate)
         else:
-            x.append(decode_image(content, where, grey))
+            item = decode_image(content, where, grey)
+            item, notes = fit_image(item, size, size) if size else (item, [])
+        x.append(item)
         names.append(name)
-        if kind == "image" and x[0].shape[:2] != x[-1].shape[:2]:
-            sizes = ["{1} x {0}".format(*image.shape) for image in (x[-1], x[0])]
-            raise DataError(f"{where} is {sizes[0]} pixels, and {names[0]} {sizes[1]}; expected one size")
+        changes.update(notes)
         on_file()
     if not x:
         raise DataError(f"{path} has no {', '.join(MEDIA)} file, and is not a table ({', '.join(TABLES)})")

@@ -40,14 +40,15 @@ class CustomData(Task):
       else (n, length[, channels]) is values, stored as float32 unless they are uint8 or int16.
     - `.csv` or `.tsv` with a header: a column of labels, and a column of texts or else numbers in all others;
       `.jsonl` or `.jsonl.xz` with a text and a label per line. Texts are sequences of characters.
-    - a folder or archive with a folder of recordings (WAV, FLAC) or images (PNG, JPEG) for each class.
+    - a folder or archive with a folder of recordings (WAV, FLAC, OGG, MP3) or images (PNG, JPEG) for each class.
 
     A folder may hold one of these for each split (train.csv, test.csv; train.zip; train/), with or without val. If
     there is only one part, val and test are drawn from it by `seed`. Values are normalised by mean and standard
     deviation of each channel of the training data, padding included.
 
-    Recordings of several channels are averaged, and those at other sampling rates are resampled, as for a prediction.
-    `facts["changes"]` counts these changes; `mrconv data show` and `mrconv train` print them.
+    Files are read as for a prediction: recordings of several channels are averaged and those at other sampling rates
+    resampled; images of other sizes are cropped in the middle to the aspect ratio and resized. `facts["changes"]`
+    counts these changes; `mrconv data show` and `mrconv train` print them.
 
     Args:
         path: path of the data.
@@ -59,6 +60,7 @@ class CustomData(Task):
         label_column, text_column: column names of tables.
         sample_rate: sampling rate, in samples a second, to which recordings are resampled.
         grey: convert colour images to greyscale.
+        size: height and width to which images are resized; 0 stands for the most frequent size in the training data.
         sequence: read images as sequences of pixels in raster order, else as images (height, width, channels).
     """
 
@@ -72,6 +74,7 @@ class CustomData(Task):
     text_column: str = "text"
     sample_rate: int = 16000
     grey: bool = False
+    size: int = 0
     sequence: bool = True
 
     title: ClassVar[str] = "custom data: arrays, tables, texts, recordings or images"
@@ -80,6 +83,8 @@ class CustomData(Task):
         """Raise ValueError for invalid options."""
         if self.length < 0:
             raise ValueError(f"length must be 0, for the longest, or more; got {self.length}")
+        if self.size < 0:
+            raise ValueError(f"size must be a number of pixels, or 0 for the most frequent size; got {self.size}")
         if self.sample_rate < 1:
             raise ValueError(f"sample_rate must be positive, in samples a second; got {self.sample_rate}")
         val, test = self.val_fraction, self.test_fraction
@@ -103,6 +108,9 @@ class CustomData(Task):
         if len(kinds) > 1:
             got = " and ".join(f"{kind} in {where}" for kind, where in kinds.items())
             raise DataError(f"{self.path}: expected examples of one kind; got {got}")
+        (kind,) = kinds
+        if kind == "image":
+            parts = encoding.fit_images(parts)
         changes = encoding.describe_changes(parts)
         if len(parts) == 1:
             (examples,) = parts.values()
@@ -111,7 +119,6 @@ class CustomData(Task):
             classes = encoding.class_names(parts["train"].labels)
         if len(classes) < 2:
             raise DataError(f"{self.path}: expected at least two classes; all examples are {classes[0]}")
-        (kind,) = kinds
         arrays, facts = self._encode(kind, parts)
         for split, examples in parts.items():
             arrays[split]["y"] = encoding.encode_labels(examples, classes)
@@ -163,7 +170,7 @@ class CustomData(Task):
 
     def _read_path(self, path: Path, count: ProgressCounter) -> Examples:
         if path.is_dir():
-            examples = read_media(path, self.sample_rate, self.grey, count)
+            examples = read_media(path, self.sample_rate, self.grey, self.size, count)
             for folder in class_folders(path, self.cache_root()):
                 if folder.name not in examples.labels:
                     raise DataError(f"{folder} has no {', '.join(MEDIA)} file; expected some of this class")
@@ -173,7 +180,7 @@ class CustomData(Task):
         if suffix(path) in (".jsonl", ".jsonl.xz"):
             return read_jsonl(path, self._columns)
         if suffix(path) in ARCHIVES:
-            return read_media(path, self.sample_rate, self.grey, count)
+            return read_media(path, self.sample_rate, self.grey, self.size, count)
         raise DataError(f"unknown kind of file {path}; expected {', '.join((*TABLES, *ARCHIVES))} or a folder")
 
     def _draw_splits(self, examples: Examples) -> dict[str, Examples]:
