@@ -165,21 +165,26 @@ def speeds(name: str, step: str, paper: bool = False) -> str:
     rates = [[per_second(row, step), per_second(row, step, ["ms"])] for row in stacks]
     rows.append(["`s4`, examples/s", *(f"{fast} ({eager})" for fast, eager in rates), *["-"] * paper])
     header = ["", *(row["shape"]["name"] for row in stacks), *["in the paper, Text / Image"] * paper]
-    missing = [not_measured(entry) for entry in record.get("not_measured", []) if entry["pass"] == step]
-    return "\n\n".join([markdown(header, rows), *missing, source(name)])
+    missing = [entry for entry in record.get("not_measured", []) if entry["pass"] == step and entry["timing"] == "all"]
+    return "\n\n".join([markdown(header, rows), *map(not_measured, missing), source(name)])
 
 
 def not_measured(entry: Mapping[str, Any]) -> str:
-    """Return the sentence that names mixers without a measurement, and the reason."""
+    """Return the sentence that names mixers without any measurement, and the reason."""
     mixers = ", ".join(f"`{mixer}`" for mixer in entry["mixers"])
-    compiled = " compiled" if entry["timing"] == "both" else ""
-    return textwrap.fill(f"Not measured{compiled}: {mixers} on {entry['shape']} ({entry['reason']}).", 120)
+    return textwrap.fill(f"Not measured: {mixers} on {entry['shape']} ({entry['reason']}).", 120)
 
 
 def ratio(results: Mapping[str, Any], mixer: str, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> str:
-    """Return the speed of a mixer relative to S4, both in the fastest of these timings."""
+    """Return the speed of a mixer relative to S4, both in the fastest of these timings.
+
+    A mixer of which only the eager time is known has no fastest one.
+    """
     ms, s4 = (least(results.get(key), timings=timings) for key in (mixer, "s4"))
-    return "-" if ms is None or s4 is None else f"{s4 / ms:.2g}"
+    launched = [timing for timing in timings if timing != "ms"]
+    if ms is None or s4 is None or (launched and least(results[mixer], timings=launched) is None):
+        return "-"
+    return f"{s4 / ms:.2g}"
 
 
 def per_second(row: Record, step: str, timings: Sequence[str] = (*TIMINGS, "compile_ms")) -> str:

@@ -109,18 +109,26 @@ def test_speeds_are_relative_to_s4_in_the_fastest_way_and_eager():
         "ours": {"ms": 8.0, "graph_ms": None, "compile_graph_ms": 2.0},
         "longconv": {"ms": None, "graph_ms": 5.0},
         "mega": {"ms": None, "error": "out of memory"},
+        "s4d": {"ms": 5.0, "graph_ms": None},
         "s4": {"ms": 10.0, "graph_ms": 4.0},
     }
     rows = [{"shape": {"name": "Text", "batch": 2}, "training": results}, {"shape": {"name": "Image"}, "inference": {}}]
-    skipped = {"shape": "Text", "pass": "training", "mixers": ["s5"], "timing": "both", "reason": "no time"}
-    record = {"rows": rows, "not_measured": [skipped], "revision": "0123456789", "hardware": "GPU", "torch": "2"}
+    skipped = {"shape": "Text", "pass": "training", "mixers": ["s5"], "timing": "all", "reason": "no time"}
+    record = {
+        "rows": rows,
+        "not_measured": [skipped, skipped | {"timing": "both"}],
+        "revision": "0123456789",
+        "hardware": "GPU",
+        "torch": "2",
+    }
     tables["speeds"].__globals__["read"] = lambda name: record
     lines = tables["speeds"]("name", "training").splitlines()
     assert lines[0] == "|  | Text |"
     cells = ["| **MRConv**, as trained | 2 (1.2) |", "| `longconv` | 0.8 (-) |", "| `mega` | - |", "| `s4` | 1 (1) |"]
-    assert lines[2:7] == [*cells, "| `s4`, examples/s | 500 (200) |"]
-    assert lines[8] == "Not measured compiled: `s5` on Text (no time)."
-    assert lines[10].startswith("Revision 0123456, GPU, torch 2")
+    cells.append("| `s4d` | - (2) |")  # known eager only
+    assert lines[2:8] == [*cells, "| `s4`, examples/s | 500 (200) |"]
+    assert lines[9] == "Not measured: `s5` on Text (no time)."
+    assert lines[11].startswith("Revision 0123456, GPU, torch 2")
 
 
 def test_speed_ratios_of_the_readme_are_those_recorded():

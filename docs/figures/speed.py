@@ -3,7 +3,7 @@
 python docs/figures/speed.py
 
 MRConv and the dense kernel are those of benchmarks/results/model-h200-bfloat16.json (`mrconv bench model`), attention
-that of attention-h200-bfloat16.json (`mrconv bench compare`), and S4 and Mamba-2 those of baselines-h200.json, measured
+that of compare-h200-bfloat16.json (`mrconv bench compare`), and S4 and Mamba-2 those of baselines-h200.json, measured
 separately with their authors' code. Each is shown in its fastest way.
 """
 
@@ -43,7 +43,7 @@ def times(pass_name: str) -> dict[str, dict[str, float]]:
         for label, key in keys.items():
             forms = [row[pass_name][form] for form in (key, f"{key}, dense") if form in row[pass_name]]
             found[label][row["shape"]["name"]] = min(map(fastest, forms))
-    for row in read("attention-h200-bfloat16")["rows"]:
+    for row in read("compare-h200-bfloat16")["rows"]:
         found["attention"][row["shape"]["name"]] = fastest(row[pass_name]["attention"])
     for name, stacks in read("baselines-h200")["ms"][pass_name]["bfloat16"].items():
         label = {"S4, kernel kept": "S4"}.get(name, name)
