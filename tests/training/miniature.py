@@ -58,6 +58,7 @@ def data(task, examples=16):
 def small(experiment: Experiment, **changes) -> Experiment:
     """Return an experiment small enough for a test."""
     values = vars(experiment) | {"d_model": 8, "depth": 2, "batch_size": 4, "epochs": 1, "limit_train": 2}
+    values["precise_stats"] = 2
     values["kernel_size"] = min(experiment.kernel_size, LENGTH)
     if experiment.mixer_options.get("d_state", 0) > 500:
         values["mixer_options"] = experiment.mixer_options | {"d_state": 64}
@@ -68,6 +69,7 @@ def listops(**changes) -> Experiment:
     """Return an experiment on generated, small ListOps data."""
     sizes = {"train_size": 40, "val_size": 10, "test_size": 10, "min_length": 10, "max_length": 60, "length": 64}
     values = {"d_model": 8, "depth": 2, "kernel_size": 2, "batch_size": 10, "epochs": 3, "dropout": 0.1}
+    values["precise_stats"] = 2
     return Experiment(task_options=sizes, accelerator="cpu", **(values | changes))
 
 

@@ -49,6 +49,7 @@ TABLES = {
 SUM, CONCAT = {"combine": "sum", "decay": None, "norm": "batch"}, {"combine": "concat", "decay": [1, 3], "norm": None}
 SILENT = {"pool": "mean", "mask_padding": False, "momentum": 0.1, "warmup_epochs": 1, "clip": 0, "ema": 0, "seed": 0}
 CHOSEN = {task: {"mask_padding": True, "decay_on": "all"} for task in ("text", "retrieval")}  # docs/recipe.md
+CHOSEN["listops"] = {"mask_padding": True, "decay_on": "matrices"}
 # Kernel sizes of kernels other than the chosen one, where they are not the same.
 SIZES = {
     "dilated": dict.fromkeys(("listops", "text", "retrieval"), 8),

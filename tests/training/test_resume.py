@@ -355,7 +355,7 @@ def test_a_checkpoint_within_an_epoch_does_not_become_the_best(tmp_path, monkeyp
 
 def test_a_damaged_best_checkpoint_is_reported_and_the_record_names_the_used_epoch(tmp_path, monkeypatch):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
-    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: False)
+    monkeypatch.setattr(Checkpoints, "is_better", lambda self, new, best: best is None)
     assert loop.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
     (tmp_path / "run" / "best.ckpt").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"best\.ckpt cannot be read and is not used"):

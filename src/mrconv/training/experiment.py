@@ -56,7 +56,7 @@ class RecipeOptions:
     clip: float = option(0.0, "largest gradient norm; 0 is off; not with FSDP", at_least=0)
     ema: float = option(0.0, "decay of averaged weights; 0 is off", at_least=0, below=1)
     precise_stats: int = option(
-        0, "before each validation, BatchNorms average their statistics over this many training batches", at_least=0
+        64, "before each validation, BatchNorms average their statistics over this many training batches", at_least=0
     )
     label_smoothing: float = option(0.0, "label smoothing", at_least=0, below=1)
     randaugment: float = option(0.0, "images in files: magnitude of RandAugment; 0 is off", at_least=0)
