@@ -120,6 +120,18 @@ def test_lengths_pool_only_unless_padding_is_masked(pool):
         assert torch.allclose(model(x, lengths=lengths), model(other, lengths=lengths), atol=1e-10)
 
 
+@pytest.mark.parametrize("pool", ["mean", "last"])
+@pytest.mark.parametrize(
+    ("bidirectional", "mask_padding", "same"),
+    [(True, True, True), (False, True, True), (False, False, True), (True, False, False)],
+)
+def test_a_padded_batch_gives_what_its_sequences_give_if_masked_or_causal(bidirectional, mask_padding, same, pool):
+    options = TOKENS | {"n_classes": 5, "pool": pool, "bidirectional": bidirectional, "mask_padding": mask_padding}
+    model, x, lengths = randomise(SequenceClassifier(**options)).eval().double(), tokens(), [40, 3, 17]
+    alone = torch.cat([model(x[i : i + 1, :n]) for i, n in enumerate(lengths)])
+    assert torch.allclose(model(x, lengths=torch.tensor(lengths)), alone, atol=1e-10) == same
+
+
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_masked_training_does_not_depend_on_the_amount_of_padding(prenorm):
     model = SequenceClassifier(n_classes=5, mask_padding=True, prenorm=prenorm, dtype=torch.float64, **TOKENS)

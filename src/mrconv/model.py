@@ -68,7 +68,7 @@ class Backbone(StreamingModule, Model):
         self.norm = block_norm_module(*norm, **factory) if c.prenorm else None
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, rate: float | None = None) -> Tensor:
-        """Return features (B, L, d_model); `lengths` (B,) are used only with mask_padding."""
+        """Return features (B, L, d_model); `lengths` (B,) hide padding only with mask_padding."""
         self.check(x)
         if lengths is not None:
             lengths = check_lengths(lengths, x.shape[0], x.shape[1])

@@ -1,4 +1,4 @@
-"""Training on custom data: names of options, and what is reported about the files."""
+"""Training on custom data: names of options, what is reported about the files, masked padding."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from mrconv.tasks import Task, register_task
-from mrconv.training import loop
+from mrconv.training import loop, rundir
 from mrconv.training.composition import compose
+from mrconv.training.datamodule import prepare
+from mrconv.training.module import build_model
 
 from .miniature import small
 
@@ -33,3 +35,24 @@ def test_changes_to_the_files_are_printed_at_the_start_of_a_run(tmp_path, capsys
     line = "resampled from 32,000 to 16,000 samples a second (20 of 20 files)"
     assert capsys.readouterr().out.count(f"folder: {line}\n") == 1
     assert result["data"]["changes"] == line
+
+
+def test_padding_of_custom_texts_is_masked_and_that_of_the_papers_tasks_is_not(tmp_path):
+    for i, split in enumerate(("train", "test")):
+        lines = "".join(f"{'a' * n},x\n{'b' * (40 - n)},y\n" for n in range(1 + i, 30))
+        (tmp_path / f"{split}.csv").write_text(f"text,label\n{lines}")
+    custom = ["task=folder", f"data={tmp_path}", f"cache_dir={tmp_path / 'cache'}"]
+    model = build_model(small(compose(custom)), data := prepare(compose(custom)))
+    assert model.config.mask_padding
+    assert not build_model(small(compose([*custom, "mask_padding=false"])), data).config.mask_padding
+    assert not build_model(small(compose(["task=listops"])), data).config.mask_padding
+    assert compose(custom).name == compose([*custom, "mask_padding=true"]).name == tmp_path.name
+
+
+def test_a_run_without_masking_resumes_by_its_settings_only(tmp_path):
+    rundir.write_config(tmp_path / "config.yaml", vars(compose(["task=folder", "mask_padding=false", "name=run"])))
+    rundir.check_same_experiment(compose(["task=folder", "mask_padding=false", "name=run"]), tmp_path)
+    with pytest.raises(ValueError, match="mask_padding is False there and True here"):
+        rundir.check_same_experiment(compose(["task=folder", "name=run"]), tmp_path)
+    rundir.write_config(tmp_path / "config.yaml", vars(compose(["task=listops", "mask_padding=false", "name=run"])))
+    rundir.check_same_experiment(compose(["task=listops", "name=run"]), tmp_path)

@@ -32,6 +32,10 @@ class ModelOptions(StageOptions, PoolingOptions, BackboneOptions):
     d_model: int = option(128, "number of channels", at_least=1)
     depth: int = option(6, "number of blocks", at_least=1)
     mixer_options: dict[str, Any] = option({}, "options of the baseline; mixer.KEY=VALUE sets one")
+    mask_padding: bool | None = option(  # type: ignore[assignment]
+        None,
+        "hide padding from every layer and statistic, not only from the pooling; null: for custom data (task folder)",
+    )
     momentum: float = option(0.1, "momentum of every BatchNorm")
     depths: list[int] = option([], "image models: number of blocks of each stage")
     dims: list[int] = option([], "image models: number of channels of each stage")
@@ -150,6 +154,11 @@ class Experiment(_Options):
             raise ValueError(f"pad must be batch, max or a number of positions; got {self.pad!r}")
 
     @property
+    def masks_padding(self) -> bool:
+        """Whether padding is hidden from every layer."""
+        return masks_padding(self.task, self.mask_padding)
+
+    @property
     def last_epoch(self) -> int:
         """The number of epochs after which the run ends."""
         return self.stop_after or self.epochs
@@ -162,6 +171,11 @@ class Experiment(_Options):
         experiment = cls(**values)
         experiment.check()
         return experiment
+
+
+def masks_padding(task: str, mask_padding: bool | None) -> bool:
+    """Return the value of mask_padding; null stands for true for custom data and for false for the paper's tasks."""
+    return task == "folder" if mask_padding is None else mask_padding
 
 
 def check_key(name: str, also: Sequence[str] = ()) -> None:

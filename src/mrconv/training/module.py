@@ -50,7 +50,8 @@ def build_model(experiment: Experiment, data: Prepared) -> Model:
     if data.classes:
         cls = TwoTowerClassifier if data.pair else SequenceClassifier
         options |= {"n_classes": len(data.classes), "pool": e.pool}
-    shared = values_of(e, BackboneOptions) | {"mixer_options": dict(e.mixer_options) or None}
+    shared = values_of(e, BackboneOptions)
+    shared |= {"mixer_options": dict(e.mixer_options) or None, "mask_padding": e.masks_padding}
     return cls(l_max=data.length, **shared, **options)
 
 

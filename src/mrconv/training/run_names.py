@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .experiment import Experiment
+from .experiment import Experiment, masks_padding
 from .presets import find_preset, preset_of_run
 
 REPEATS = {
@@ -35,7 +35,11 @@ def flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
 def changed_keys(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that differ from the preset or, for keys it does not set, from the defaults of `Experiment`."""
     expected = flatten_options(dataclasses.asdict(Experiment()) | dict(preset))
-    return {key: value for key, value in flatten_options(values).items() if value != expected.get(key)}
+    given = flatten_options(values)
+    for each in (expected, given):
+        if "mask_padding" in each:
+            each["mask_padding"] = masks_padding(given.get("task", ""), each["mask_padding"])
+    return {key: value for key, value in given.items() if value != expected.get(key)}
 
 
 def recipe_changes(values: Mapping[str, Any]) -> dict[str, Any]:

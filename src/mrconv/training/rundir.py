@@ -141,7 +141,9 @@ def check_same_experiment(experiment: Experiment, folder: Path) -> None:
     """Reject a folder that holds the config of another experiment."""
     if not (folder / CONFIG).exists():
         return
-    there, here = dataclasses.asdict(read_run(folder)), dataclasses.asdict(experiment)
+    there, here = (
+        dataclasses.asdict(each) | {"mask_padding": each.masks_padding} for each in (read_run(folder), experiment)
+    )
     different = [name for name in here if name not in CHANGEABLE_ON_RESUME and there[name] != here[name]]
     if different:
         values = ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here" for name in different[:3])

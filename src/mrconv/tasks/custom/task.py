@@ -46,6 +46,10 @@ class CustomData(Task):
     there is only one part, val and test are drawn from it by `seed`. Values are normalised by mean and standard
     deviation of each channel of the training data, padding included.
 
+    Texts keep their lengths, and training hides their padding from every layer by default (`mask_padding`), so that a
+    prediction does not depend on it. Values and recordings have no lengths: the zeros after a shorter one are part of
+    it, in training and prediction.
+
     Files are read as for a prediction: recordings of several channels are averaged and those at other sampling rates
     resampled; images of other sizes are cropped in the middle to the aspect ratio and resized. `facts["changes"]`
     counts these changes; `mrconv data show` and `mrconv train` print them.
