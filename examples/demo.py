@@ -18,6 +18,7 @@ import yaml
 from torch import Tensor
 
 from mrconv import MRConv, SequenceClassifier
+from mrconv._utils.progress_bar import progress_bar
 from mrconv.tasks import Prepared, data_loader
 from mrconv.training import Experiment, train
 from mrconv.training.datamodule import prepare
@@ -56,7 +57,8 @@ def main() -> None:
     """Run the demo; exit with an error if the model has not learned or the merged model differs."""
     file = resources.files("mrconv.configs") / "experiment" / "demo.yaml"
     experiment = Experiment.make(yaml.safe_load(file.read_text(encoding="utf-8")))
-    data = prepare(experiment)
+    with progress_bar("generating the data") as progress:
+        data = prepare(experiment, progress)
     describe(data)
     shutil.rmtree(FOLDER, ignore_errors=True)  # train() would resume the run in it
     train(experiment, FOLDER)

@@ -1,5 +1,7 @@
 """`mrconv data`: its output, and errors in one line."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -73,7 +75,8 @@ def prepared(x, classes=("a", "b"), encoder="values"):
     return Prepared("some", encoder, classes, x.shape[1], {"train": split}, (), x.shape[2])
 
 
-def test_images_are_half_blocks_and_waveforms_are_columns(tmp_path):
+def test_images_are_half_blocks_and_waveforms_are_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     pixels = np.zeros((2, 16, 1), np.uint8)
     pixels[1, 5] = 255
     text = preview.describe_example(prepared(pixels), prepared(pixels).splits["train"], 1)

@@ -181,8 +181,10 @@ def test_two_processes_stop_together_and_resume(folder):
 
 def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(folder):
     where = [f"out={folder}", f"data_dir={folder / 'data'}", "name=long", "epochs=1000"]
-    for _ in range(2):
+    for attempt in range(2):
         process = Command("mrconv", "train", *SETTINGS, *where)
+        if attempt:
+            assert process.stdout.readline().startswith(f"resuming from {folder / 'long-seed0' / 'last.ckpt'}: ")
         assert process.stdout.readline().startswith("epoch ")
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=100)
@@ -266,7 +268,9 @@ def test_mistakes_are_reported_in_one_line(arguments, message, capsys, tmp_path,
         (["backend=triton", "accelerator=cpu"], "backend=triton cannot run here: "),
         (["out=taken"], "Not a directory"),
         (["-m", "out=taken", "seed=1,2"], "Not a directory"),
-        (["task=folder", "data=my data (1) [a]=b.npz"], "my data (1) [a]=b.npz"),
+        (["task=folder", "data=my data (1) [a]=b.npz"], "data=my data (1) [a]=b.npz does not exist: looked for /"),
+        (["task=listops", "data=mine.csv"], "data=mine.csv: listops does not take custom data; set task=folder"),
+        (["task=folder"], "set path, or data with `mrconv train`, to a file or folder with your data"),
     ],
 )
 def test_mistakes_are_reported_before_anything_runs(arguments, message, capsys, tmp_path, monkeypatch):

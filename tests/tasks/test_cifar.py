@@ -1,6 +1,7 @@
 """CIFAR-10 in miniature, as archive and as folder."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ def test_truncated_archive_raises_and_leaves_no_cache(tmp_path):
     assert not list((tmp_path / "cache").glob("*"))
 
 
-def test_images_equal_sequential_cifar_reshaped(tmp_path):
+def test_images_equal_sequential_cifar_reshaped(tmp_path, monkeypatch):
     folder = as_folder(tmp_path, contents())
     images, flat = (task(name, folder).prepare() for name in ("cifar", "scifar"))
     assert images.encoder == "image"
@@ -178,4 +179,8 @@ def test_images_equal_sequential_cifar_reshaped(tmp_path):
     batch, other = (next(iter(data_loader(data, "val", 2))).x for data in (images, flat))
     assert batch.shape == (2, 3, 32, 32)
     assert torch.equal(batch.flatten(2).transpose(1, 2), other)
+    plain = preview.describe_example(images, images.splits["test"], 0)
+    assert "\x1b" not in plain
+    assert [len(line) for line in plain.splitlines()[1:]] == [32] * 16
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert "\x1b[38;5;" in preview.describe_example(images, images.splits["test"], 0)

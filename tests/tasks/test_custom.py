@@ -439,7 +439,7 @@ class TestImages:
 
 
 def test_missing_path_raises(tmp_path):
-    with pytest.raises(MissingData, match="set the option path to a file or folder"):
+    with pytest.raises(MissingData, match="set path, or data with `mrconv train`, to a file"):
         task("folder", tmp_path).prepare()
     with pytest.raises(MissingData, match=r"gone does not exist: looked for /"):
         custom(tmp_path, tmp_path / "gone").prepare()

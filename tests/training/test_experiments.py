@@ -159,7 +159,7 @@ def test_a_baseline_is_evaluated_at_another_rate(tmp_path, monkeypatch):
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
     loop.train(small(experiment), tmp_path / "run", quiet=True)
     score = loop.score
-    monkeypatch.setattr("mrconv.training.evaluation.score", lambda *given: rates.append(given[-1]) or score(*given))
+    monkeypatch.setattr("mrconv.training.evaluation.score", lambda *given: rates.append(given[4]) or score(*given))
     evaluate(tmp_path / "run", ["task.rate=0.5"], device="cpu")
     assert rates == [0.5]
 

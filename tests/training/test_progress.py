@@ -6,17 +6,21 @@ import os
 import pty
 import re
 import sys
+import threading
+import time
 from multiprocessing.connection import wait
 from types import SimpleNamespace
 
+import pytest
 import torch
-from rich.console import Console
 
+from mrconv._utils import status_lines
 from mrconv._utils.progress_bar import progress_bar
-from mrconv.training import progress
+from mrconv.training import loop, progress
 from mrconv.training.scores import SCORES
 
 from ..processes import Command
+from . import miniature
 
 CONTROL = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
 SIZES = "{train_size: 40, val_size: 10, test_size: 10, min_length: 10, max_length: 60, length: 64}"
@@ -30,8 +34,9 @@ def train(folder, terminal=None, **environment):
 
 
 def test_time_left_counts_steps_since_the_start_and_speed_excludes_validation(monkeypatch, capsys):
-    clock = iter([0.0, 100.0, 100.0, 110.0, 150.0]).__next__
-    monkeypatch.setattr(progress.time, "monotonic", clock)
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     trainer = SimpleNamespace(
         global_step=15, current_epoch=1, max_epochs=4, num_training_batches=10, is_global_zero=True,
         state=SimpleNamespace(fn="fit"), callback_metrics={"train/loss": 1.0, "val/accuracy": 0.5}
@@ -40,15 +45,16 @@ def test_time_left_counts_steps_since_the_start_and_speed_excludes_validation(mo
     callback = progress.EpochProgress(SCORES["accuracy"])
     callback.on_train_start(trainer, module)
     callback.on_train_epoch_start(trainer, module)
-    callback.examples, trainer.global_step = 25, 20
+    callback.examples, trainer.global_step, clock.now = 25, 20, 110.0
     callback.on_validation_start(trainer, module)
+    clock.now = 150.0
     callback.on_validation_end(trainer, module)
     # 25 examples in 10 s; 5 steps in 50 s, and 20 steps are left
     assert capsys.readouterr().out == "epoch   2/4, loss 1.0000, val 50.00%, 2 examples/s, 0:03:20 left\n"
 
 
 def test_the_bar_is_shown_until_it_is_complete(monkeypatch, capsys):
-    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress_bar("preparing listops") as update:
         assert capsys.readouterr().err == ""
         update(10, 40)
@@ -56,6 +62,42 @@ def test_the_bar_is_shown_until_it_is_complete(monkeypatch, capsys):
         assert "preparing listops" in CONTROL.sub("", capsys.readouterr().err)
         print("training", file=sys.stderr)
     assert CONTROL.sub("", capsys.readouterr().err).strip() == "training"
+
+
+def wait_for_line(capsys, pattern):
+    """Read standard error until one of its lines matches; return the line."""
+    lines, deadline = [], time.monotonic() + 20
+    while time.monotonic() < deadline:
+        lines += capsys.readouterr().err.splitlines()
+        if matching := [line for line in lines if re.fullmatch(pattern, line)]:
+            return matching[0]
+    raise AssertionError(f"no line is {pattern}: {lines}")
+
+
+def test_a_pipe_gets_plain_lines_while_data_is_prepared(monkeypatch, capsys):
+    monkeypatch.setattr(status_lines, "INTERVAL", 0.01)
+    with progress_bar("preparing listops") as update:
+        wait_for_line(capsys, r"preparing listops \(0:00:00\)")  # nothing was reported yet
+        update(1000, 4000)
+        wait_for_line(capsys, r"preparing listops: 1,000 of 4,000 \(0:00:00\)")
+        update(4000, 4000)
+        assert not any(thread.name == "status lines" for thread in threading.enumerate())
+    with progress_bar("downloading", "bytes") as update:
+        update(1_500_000, None)
+        wait_for_line(capsys, r"downloading: 1\.5 MB \(0:00:00\)")
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_pipe_gets_plain_lines_within_an_epoch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(status_lines, "INTERVAL", 0.001)
+    monkeypatch.setattr(progress, "UPDATE_SECONDS", 0)
+    loop.train(miniature.listops(epochs=2, data_dir=str(tmp_path), out=str(tmp_path)), tmp_path / "run")
+    error = capsys.readouterr().err
+    assert "\x1b" not in error
+    live = r"epoch \d/2: \d/4, loss \d\.\d{4}, train \d+\.\d\d%, [\d,]+ examples/s, \d:\d\d:\d\d left \(0:00:0\d\)"
+    for pattern in (live, r"epoch \d/2: evaluation \(.*\)", r"scoring \S+, merged(: \d of \d)? \(.*\)"):
+        assert any(re.fullmatch(pattern, line) for line in error.splitlines()), (pattern, error)
+    assert not any(thread.name == "status lines" for thread in threading.enumerate())
 
 
 def test_a_terminal_shows_a_live_line_and_a_line_for_each_epoch(tmp_path):
@@ -74,7 +116,7 @@ def test_a_terminal_shows_a_live_line_and_a_line_for_each_epoch(tmp_path):
 
 
 def test_piped_output_has_one_plain_line_for_each_epoch(tmp_path):
-    process = train(tmp_path, FORCE_COLOR="")
+    process = train(tmp_path, FORCE_COLOR="1", TTY_COMPATIBLE="1")
     output, error = process.communicate()
     assert process.returncode == 0, error
     assert "\x1b" not in output + error

@@ -68,6 +68,19 @@ def test_a_killed_run_resumes_bit_for_bit(sent, uninterrupted):
     assert [row["epoch"] for row in tables[1]] == ["1", "2", "3"]
 
 
+def test_a_resumed_run_prints_that_and_from_where(tmp_path, monkeypatch, capsys):
+    experiment, folder = listops(data_dir=str(tmp_path)), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "make_trainer", stopping_trainer(6))
+        with pytest.raises(SystemExit):
+            loop.train(experiment, folder)
+    assert "resuming" not in capsys.readouterr().out
+    loop.train(experiment, folder)
+    assert f"resuming from {folder / 'last.ckpt'}: 1 of 3 epochs, 6 steps are done\n" in capsys.readouterr().out
+    loop.train(experiment, folder)
+    assert capsys.readouterr().out == f"{folder} is complete; its recorded result:\n"
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(uninterrupted):
     folder = uninterrupted.parent / "damaged"
     process = start_process(folder, 2)

@@ -1,29 +1,40 @@
-"""A progress bar on the terminal; needs rich."""
+"""Progress of a long task: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+from .status_lines import StatusLines
+
+Update = Callable[[int, int | None], None]
 
 
-@contextmanager
-def progress_bar(description: str, unit: str = "items") -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function of the completed and the total amount that shows a bar on standard error, if it is a terminal.
+def progress_bar(description: str, unit: str = "items") -> AbstractContextManager[Update]:
+    """Return a context of a function that shows the completed and the total amount on standard error.
 
-    The bar appears with the first call and disappears when the amounts are equal, or at the end of the block.
+    On a terminal, with rich, a bar appears with the first call and disappears when the amounts are equal, or at the end
+    of the block. Elsewhere a plain line is printed every 30 seconds.
 
     Args:
         description: the text before the bar.
         unit: "items", or "bytes" for amounts with a unit prefix.
     """
+    # rich itself would write control codes to a pipe if FORCE_COLOR is set
+    bar = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return _bar(description, unit) if bar else _lines(description, unit)
+
+
+@contextmanager
+def _bar(description: str, unit: str) -> Iterator[Update]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    console = Console(stderr=True)
     amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = ("{task.description}", BarColumn(), amount, TimeRemainingColumn())
-    disabled = not console.is_terminal
-    bars = Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=disabled)
+    bars = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
     task = bars.add_task(description, total=None)
 
     def update(completed: int, total: int | None) -> None:
@@ -37,3 +48,24 @@ def progress_bar(description: str, unit: str = "items") -> Iterator[Callable[[in
         yield update
     finally:
         bars.stop()
+
+
+@contextmanager
+def _lines(description: str, unit: str) -> Iterator[Update]:
+    lines = StatusLines(description)
+    lines.start()
+
+    def amount(n: int) -> str:
+        return f"{n / 1e6:,.1f} MB" if unit == "bytes" else f"{n:,}"
+
+    def update(completed: int, total: int | None) -> None:
+        if completed == total:
+            lines.stop()
+        else:
+            lines.start()
+            lines.status = f"{description}: {amount(completed)}{'' if total is None else f' of {amount(total)}'}"
+
+    try:
+        yield update
+    finally:
+        lines.stop()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError, command_errors, optional_imports
+from mrconv._utils.progress_bar import progress_bar
+
+from .parser import CommandError, command_errors
 from .task_arguments import add_folder_arguments, add_task_arguments, data_dir, make_task
 
 
@@ -61,9 +62,9 @@ def run_prepare(args: argparse.Namespace) -> None:
     with command_errors():
         task = make_task(args)
         if args.download:
-            with _progress_bar("downloading", "bytes") as progress:
+            with progress_bar("downloading", "bytes") as progress:
                 task.download(progress)
-        with _progress_bar(f"preparing {task.name}") as progress:
+        with progress_bar(f"preparing {task.name}") as progress:
             data = task.prepare(progress)
         print(preview.summary(data))
         print(f"\nin {data.folder}")
@@ -74,7 +75,7 @@ def run_show(args: argparse.Namespace) -> None:
     from mrconv.tasks import preview
 
     with command_errors():
-        with _progress_bar(f"preparing {args.task}") as progress:
+        with progress_bar(f"preparing {args.task}") as progress:
             data = make_task(args).prepare(progress)
         name = args.split or next(iter(data.splits))
         if name not in data.splits:
@@ -97,11 +98,3 @@ def _save_figure(draw: Callable[[Any, Path], None], data: Any, out: Path) -> Non
     except (OSError, ValueError) as error:
         raise CommandError(f"argument --out: cannot write {out}: {error}") from None
     print(out)
-
-
-def _progress_bar(description: str, unit: str = "items") -> AbstractContextManager[Callable[[int, int | None], None]]:
-    """Return a progress bar; raise CommandError if rich is not installed."""
-    with optional_imports("`mrconv data`", "data"):
-        from mrconv._utils.progress_bar import progress_bar
-
-        return progress_bar(description, unit)

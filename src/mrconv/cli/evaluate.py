@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from mrconv._utils.progress_bar import progress_bar
+
 from .parser import CommandError, add_device, command_errors, usable_device
 
 
@@ -43,9 +45,9 @@ def evaluate(given: argparse.Namespace) -> None:
         from mrconv.training.rundir import read_run
         from mrconv.training.scores import SCORES
 
-        scores = evaluation.evaluate(
-            given.folder, given.settings, merged=not given.branches, device=usable_device(given.device)
-        )
+        device = usable_device(given.device)
+        with progress_bar(f"evaluating {given.folder}") as progress:
+            scores = evaluation.evaluate(given.folder, given.settings, not given.branches, device, progress)
         metric = SCORES[task_class(read_run(given.folder).task).metric]
     for split, value in scores.items():
         print(f"{split:5s} {metric.text(value)}")

@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrconv._utils.progress_bar import progress_bar
+
 from .parser import CommandError, add_device, command_errors, positive, usable_device
 
 if TYPE_CHECKING:
@@ -53,7 +55,12 @@ def run(given: argparse.Namespace) -> None:
         raise CommandError(f"argument --out: {given.out.parent} is not a folder")
     with command_errors():
         predictor = inference.load(given.folder, usable_device(given.device))
-        results = list(predictor.predict_each(_inputs(given, predictor)))
+        results = []
+        with progress_bar("predicting") as progress:
+            for result in predictor.predict_each(_inputs(given, predictor)):
+                results.append(result)
+                if len(results) % 32 == 0:
+                    progress(len(results), None)
     if given.json:
         _print_json(results)
     elif given.out is None:

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,16 @@ def _job(experiment: Any, folder: Path) -> None:
     from safetensors import SafetensorError
 
     from mrconv._utils.progress_bar import progress_bar
+    from mrconv.tasks.progress_callback import Progress, no_progress
     from mrconv.training.loop import train
     from mrconv.training.module import NonFiniteError
+    from mrconv.training.rundir import is_rank_zero
 
     _check_backend(experiment)
+    bar: AbstractContextManager[Progress] = progress_bar(f"preparing {experiment.task}")
+    preparing = bar if is_rank_zero() else nullcontext(no_progress)
     try:
-        with _interruptible(folder), progress_bar(f"preparing {experiment.task}") as count:
+        with _interruptible(folder), preparing as count:
             result = train(experiment, folder, count)
     except NonFiniteError as error:
         raise ValueError(str(error)) from error

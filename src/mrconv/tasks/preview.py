@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from .errors import DataError
 from .vocabulary import END, is_characters
 
 EIGHTHS = "▏▎▍▌▋▊▉█"
+SHADES = " .:-=+*#%@"
 BAR_WIDTH = 40
 MAX_CLASSES = 40
 
@@ -99,11 +101,17 @@ def decode_tokens(data: Prepared, tokens: np.ndarray) -> str:
 
 
 def image_blocks(grey: np.ndarray, columns: int = 64) -> str:
-    """Return a greyscale image (H, W) as half blocks in the 24 grey levels of terminals with 256 colours."""
+    """Return a greyscale image (H, W) as half blocks in the 24 grey levels of terminals with 256 colours.
+
+    Where standard output is not a terminal, the blocks are plain characters, without colour codes.
+    """
     step = max(1, -(-grey.shape[1] // columns))
     height, width = (n // step * step for n in grey.shape)
     small = grey[:height, :width].reshape(height // step, step, width // step, step).mean((1, 3))
     small = np.pad(small, ((0, len(small) % 2), (0, 0)))
+    if not sys.stdout.isatty():
+        shades = np.rint((small[::2] + small[1::2]) / 2 / 255 * (len(SHADES) - 1)).astype(int)
+        return "\n".join("".join(SHADES[shade] for shade in line) for line in shades)
     levels = 232 + np.rint(small / 255 * 23).astype(int)
     pairs = zip(levels[::2], levels[1::2], strict=True)
     lines = ("".join(f"\x1b[38;5;{a};48;5;{b}m▀" for a, b in zip(*pair, strict=True)) for pair in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -13,7 +14,18 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from mrconv.tasks import Batch, BatchLoader, Prepared, ResidentLoader, Task, WindowLoader, data_loader, task
+from mrconv.tasks import (
+    Batch,
+    BatchLoader,
+    MissingData,
+    Prepared,
+    ResidentLoader,
+    Task,
+    WindowLoader,
+    data_loader,
+    task,
+    task_class,
+)
 from mrconv.tasks.batch_plan import BatchPlan
 from mrconv.tasks.progress_callback import Progress, no_progress
 from mrconv.tasks.randaugment import rand_augment
@@ -42,10 +54,20 @@ def make_task(experiment: Experiment) -> Task:
     e = experiment
     options: dict[str, Any] = dict(e.task_options)
     if e.data:
+        _check_data(e)
         options["path"] = e.data
     if e.cache_dir:
         options["cache_dir"] = Path(e.cache_dir)
     return task(e.task, e.data_dir, **options)
+
+
+def _check_data(experiment: Experiment) -> None:
+    """Reject `data` that does not exist, or that the task does not take, under the name of this key."""
+    if "path" not in {field.name for field in dataclasses.fields(task_class(experiment.task))}:
+        raise ValueError(f"data={experiment.data}: {experiment.task} does not take custom data; set task=folder too")
+    path = Path(experiment.data).expanduser()
+    if not path.exists():
+        raise MissingData(f"data={experiment.data} does not exist: looked for {path.absolute()}")
 
 
 def prepare(experiment: Experiment, progress: Progress = no_progress) -> Prepared:

@@ -17,6 +17,7 @@ from mrconv.kernels import resampled
 from mrconv.mixers import Mixer
 from mrconv.tasks import Prepared
 from mrconv.tasks.preprocessing import Preprocessor, load_preprocessor
+from mrconv.tasks.progress_callback import Progress, no_progress
 
 from .composition import compose, hydra_overrides
 from .datamodule import prepare
@@ -47,7 +48,11 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 
 
 def evaluate(
-    folder: Path, settings: Sequence[str] = (), merged: bool = True, device: str | None = None
+    folder: Path,
+    settings: Sequence[str] = (),
+    merged: bool = True,
+    device: str | None = None,
+    progress: Progress = no_progress,
 ) -> dict[str, float]:
     """Return the score of a run by split.
 
@@ -59,7 +64,7 @@ def evaluate(
     experiment = with_settings(trained, settings)
     check_options(experiment)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data, preprocessor = prepare(experiment), load_preprocessor(folder / MODEL)
+    data, preprocessor = prepare(experiment, progress), load_preprocessor(folder / MODEL)
     rate = experiment.rate / trained.rate
     if preprocessor is not None:
         preprocessor = preprocessor if rate == 1 else preprocessor.at_rate(rate)
@@ -74,7 +79,7 @@ def evaluate(
             reparameterize(model, rate)
     if merged and isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
-    return score(model.to(target), data, experiment, target, None if merged else rate)
+    return score(model.to(target), data, experiment, target, None if merged else rate, progress)
 
 
 def normalised_as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:

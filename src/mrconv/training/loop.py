@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from mrconv import inference, reparameterize
+from mrconv._utils.progress_bar import progress_bar
 from mrconv.hub import MERGED, MODEL, Model, read_json
 from mrconv.tasks import Prepared, task_class
 from mrconv.tasks.preprocessing import Preprocessor
-from mrconv.tasks.progress_callback import Progress, no_progress
+from mrconv.tasks.progress_callback import Progress, ProgressCounter, no_progress
 
 from . import rundir
 from .checkpoints import (
@@ -55,6 +57,8 @@ def train(
     if any((folder / name).exists() for name in (LAST, PREVIOUS, BEST, rundir.RESULT)):
         rundir.check_same_experiment(experiment, folder)
     if (result := _recorded(experiment, folder)) is not None:
+        if not quiet and rundir.is_rank_zero():
+            print(f"{folder} is complete; its recorded result:", flush=True)
         return result
     pl.seed_everything(experiment.seed, workers=True, verbose=False)
     data = prepare(experiment, progress)
@@ -103,6 +107,10 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
     training = Training(experiment, model, metric, steps, datamodule.evaluated, few_shapes, compiled)
     if trainer.is_global_zero:
         _write_start(experiment, folder, checkpoint, {"precision": trainer.precision, "compiled": compiled})
+        if checkpoint is not None and not quiet:
+            done = read_step(checkpoint)
+            epochs = f"{done // steps} of {experiment.epochs} epochs"
+            print(f"resuming from {checkpoint}: {epochs}, {done:,} steps are done", flush=True)
     try:
         trainer.fit(training, datamodule, ckpt_path=checkpoint, weights_only=True)
     except SIGTERMException:
@@ -113,7 +121,7 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
         raise NonFiniteError(f"{error}; {where}") from error
     if not trainer.is_global_zero:
         return {}
-    return _record(experiment, folder, data, checkpoints)
+    return _record(experiment, folder, data, checkpoints, quiet)
 
 
 def _write_start(experiment: Experiment, folder: Path, checkpoint: Path | None, facts: dict[str, Any]) -> None:
@@ -138,7 +146,9 @@ def check_options(experiment: Experiment) -> None:
             raise ValueError(f"task.{field.name} must be a number; got {value!r}")
 
 
-def _record(experiment: Experiment, folder: Path, data: Prepared, checkpoints: Checkpoints) -> dict[str, Any]:
+def _record(
+    experiment: Experiment, folder: Path, data: Prepared, checkpoints: Checkpoints, quiet: bool = False
+) -> dict[str, Any]:
     """Score the best weights, merge them, score again, and write models, figures and result."""
     seconds, environment = checkpoints.seconds, read_json(folder / rundir.ENVIRONMENT)
     model, best_epoch = load_best_model(folder, data, experiment)
@@ -150,7 +160,8 @@ def _record(experiment: Experiment, folder: Path, data: Prepared, checkpoints: C
     for name in (MODEL, MERGED):
         if name == MERGED:
             reparameterize(model)
-        scores[name] = score(model.to(device), data, experiment, device)
+        with nullcontext(no_progress) if quiet else progress_bar(f"scoring {experiment.name}, {name}") as progress:
+            scores[name] = score(model.to(device), data, experiment, device, progress=progress)
         model.results = facts | {data.metric: scores[name]}
         inference.save(model.cpu(), folder / name, preprocessor)
     result = {
@@ -216,18 +227,29 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
 
 @torch.no_grad()
 def score(
-    model: nn.Module, data: Prepared, experiment: Experiment, device: torch.device, rate: float | None = None
+    model: nn.Module,
+    data: Prepared,
+    experiment: Experiment,
+    device: torch.device,
+    rate: float | None = None,
+    progress: Progress = no_progress,
 ) -> dict[str, float]:
     """Return the score on validation and test, over all examples or `limit_eval` batches of the split."""
     model.eval()
-    metric, scores = SCORES[data.metric], {}
-    for name in [name for name in ("val", "test") if name in data.splits]:
+    metric, scores, e = SCORES[data.metric], {}, experiment
+    size, options = EVALUATION_BATCHES * e.batch_size, {"bucket": True, "pad": e.pad, "train": False}
+    loaders = {
+        name: make_loader(data, name, size, None, e.workers, e.limit_eval, **options)
+        for name in ("val", "test")
+        if name in data.splits
+    }
+    count = ProgressCounter(progress, sum(len(loader) for loader in loaders.values()))
+    for name, loader in loaders.items():
         sums = torch.zeros(2, dtype=torch.float64, device=device)
-        size, options = EVALUATION_BATCHES * experiment.batch_size, {"bucket": True, "pad": experiment.pad}
-        loader = make_loader(data, name, size, None, experiment.workers, experiment.limit_eval, train=False, **options)
         for batch in loader:
             batch = batch.to(device)
             output = logits(model, batch, rate)
             sums += torch.stack(metric.sums(output, batch.y, cross_entropy(output, batch.y)))
+            count()
         scores[name] = float(sums[0] / sums[1])
     return scores

@@ -1,7 +1,8 @@
-"""The progress of a run: a line for each epoch and, on a terminal, a live line within an epoch."""
+"""The progress of a run: a line for each epoch, and within an epoch a live line, or plain lines without a terminal."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -13,21 +14,26 @@ from rich.live import Live
 from rich.text import Text
 
 from mrconv._utils.duration import format_duration
+from mrconv._utils.status_lines import StatusLines
 
 from .scores import Score
 
-REFRESH_SECONDS = 0.5
+REFRESH_SECONDS = 0.5  # of the live line
+UPDATE_SECONDS = 5.0  # of the status that plain lines print: an update waits for the device
 
 
 class EpochProgress(Callback):
-    """Prints a line after each epoch and, on a terminal, shows the progress of the current epoch on standard error.
+    """Prints a line after each epoch, and shows the progress of the current epoch on standard error.
+
+    This is a live line on a terminal, else a plain line whenever 30 seconds have passed without one.
 
     Lightning's RichProgressBar shows a bar for each loader, and prints no plain line per epoch if output is piped.
     """
 
     def __init__(self, metric: Score) -> None:
-        self.metric, self.console = metric, Console(stderr=True)
+        self.metric, self.terminal = metric, sys.stderr.isatty()
         self.live: Live | None = None
+        self.lines = StatusLines("")
         self.started = self.epoch_started = time.monotonic()
         self.first_step = self.examples = 0
         self.refreshed = self.examples_per_second = 0.0
@@ -35,27 +41,30 @@ class EpochProgress(Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Start the clock of the run."""
         self.started, self.first_step = time.monotonic(), trainer.global_step
+        if trainer.is_global_zero and not self.terminal:
+            self.lines.start()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Start the clock of the epoch."""
         self.epoch_started, self.examples = time.monotonic(), 0
+        self.lines.status = f"{self._epoch(trainer)}: first step"
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Refresh the live line."""
+        """Refresh the live line, or the status of the plain lines."""
         self.examples += len(batch) * trainer.world_size
-        due = time.monotonic() - self.refreshed > REFRESH_SECONDS
-        if not due or not trainer.is_global_zero or not self.console.is_terminal:
+        due = time.monotonic() - self.refreshed > (REFRESH_SECONDS if self.terminal else UPDATE_SECONDS)
+        if not due or not trainer.is_global_zero:
             return
         scores: Any = module.scores["fitted"]  # type: ignore[index]
         sums = (outputs["loss"], scores.total.sum_value, scores.count.sum_value)
         loss, total, count = torch.stack([each.double() for each in sums]).tolist()  # synchronises with the device
         now, steps = time.monotonic(), int(trainer.num_training_batches)
-        epoch, epochs = trainer.current_epoch, trainer.max_epochs or trainer.current_epoch + 1
-        left = self._seconds_left(trainer, now, (epochs - epoch) * steps - batch_idx - 1)
+        epochs = (trainer.max_epochs or trainer.current_epoch + 1) - trainer.current_epoch
+        left = self._seconds_left(trainer, now, epochs * steps - batch_idx - 1)
         self._show(
-            f"epoch {epoch + 1}/{epochs}: {batch_idx + 1}/{steps}, loss {loss:.4f}, "
+            f"{self._epoch(trainer)}: {batch_idx + 1}/{steps}, loss {loss:.4f}, "
             f"train {self.metric.text(total / count)}, {self._speed(now):,.0f} examples/s, {format_duration(left)} left"
         )
         self.refreshed = now
@@ -65,6 +74,7 @@ class EpochProgress(Callback):
         if module.device.type == "cuda":
             torch.cuda.synchronize(module.device)
         self.examples_per_second = self._speed(time.monotonic())
+        self.lines.status = f"{self._epoch(trainer)}: evaluation"
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Print the line of the epoch."""
@@ -84,15 +94,27 @@ class EpochProgress(Callback):
             parts.append(f"{torch.cuda.max_memory_allocated(module.device) / 2**30:.1f} GiB")
         parts.append(f"{format_duration(left)} left" if left else f"{format_duration(now - self.started)} in total")
         print(", ".join(parts), flush=True)
+        self.lines.postpone()
+
+    def on_fit_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """End the plain lines."""
+        self.lines.stop()
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        """Remove the live line before the error is printed."""
+        """Remove the live line, and end the plain ones, before the error is printed."""
         self._hide()
+        self.lines.stop()
+
+    def _epoch(self, trainer: pl.Trainer) -> str:
+        return f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs or trainer.current_epoch + 1}"
 
     def _show(self, text: str) -> None:
+        self.lines.status = text
+        if not self.terminal:
+            return
         if self.live is None:
             # Standard output may be a file, which rich would redirect to this console.
-            self.live = Live(console=self.console, transient=True, auto_refresh=False, redirect_stdout=False)
+            self.live = Live(console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False)
             self.live.start()
         self.live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 

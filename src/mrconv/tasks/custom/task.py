@@ -133,7 +133,7 @@ class CustomData(Task):
     def _paths(self) -> dict[str, Path]:
         """Return the file or folder of each split, or of "all"."""
         if not self.path:
-            raise MissingData("folder: set the option path to a file or folder with your data; it is empty")
+            raise MissingData("folder: set path, or data with `mrconv train`, to a file or folder with your data")
         root = Path(self.path).expanduser()
         if not root.exists():
             raise MissingData(f"path {self.path} does not exist: looked for {root.absolute()}")
