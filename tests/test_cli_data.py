@@ -1,12 +1,14 @@
 """`mrconv data`: its output, and errors in one line."""
 
+import json
 import sys
+import tarfile
 
 import numpy as np
 import pytest
 
 from mrconv.cli import main
-from mrconv.tasks import Prepared, Split, preview, task_names
+from mrconv.tasks import MissingData, Prepared, Split, preview, task, task_names
 
 SMALL = ["train_size=60", "val_size=10", "test_size=10", "min_length=20", "max_length=90"]
 
@@ -89,3 +91,41 @@ def test_images_are_half_blocks_and_waveforms_are_columns(tmp_path, monkeypatch)
     for i, data in enumerate((prepared(pixels), prepared(waveform))):
         preview.draw_examples(data, tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").stat().st_size > 1000
+
+
+def test_packed_data_is_found_on_a_machine_without_the_source_files(tmp_path, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    for split in ("train", "test"):
+        rows = [{"text": f"review {i} {'good' if i % 2 else 'bad'}", "label": i % 2} for i in range(20)]
+        (here / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options, packed = ["min_freq=1", "length=64"], tmp_path / "text.tar.xz"
+    assert main(["data", "pack", "text", str(packed), *options, "--data-dir", str(here)]) == 0
+    assert capsys.readouterr().out.startswith(f"{packed}: 0.0 MiB")
+    with pytest.raises(SystemExit):
+        main(["data", "show", "text", *options, "--data-dir", str(there)])
+    assert main(["data", "unpack", str(packed), "--data-dir", str(there)]) == 0
+    assert main(["data", "unpack", str(packed), "--data-dir", str(there)]) == 0  # again: no harm
+    assert main(["data", "show", "text", *options, "--data-dir", str(there)]) == 0
+    settings = {"min_freq": 1, "length": 64}
+    expected, actual = (task("text", folder, **settings).prepare() for folder in (here, there))
+    assert actual.folder != expected.folder
+    assert np.array_equal(actual.splits["test"].x, expected.splits["test"].x)
+    assert actual.vocabulary == expected.vocabulary
+    with pytest.raises(MissingData):  # other options, other data
+        task("text", there, length=32).prepare()
+
+
+def test_damaged_packed_data_leaves_nothing_behind(tmp_path, capsys):
+    packed = tmp_path / "listops.tar.xz"
+    assert main(["data", "pack", "listops", str(packed), *SMALL, "--data-dir", str(tmp_path / "here")]) == 0
+    content = packed.read_bytes()
+    packed.write_bytes(content[: len(content) // 2])
+    other = tmp_path / "other.tar.xz"
+    with tarfile.open(other, "w:xz") as tar:
+        tar.add(packed, "../evil.npy")
+    for file, message in ((packed, "is damaged"), (other, "was not written by"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(SystemExit):
+            main(["data", "unpack", str(file), "--data-dir", str(tmp_path / "there")])
+        assert message in capsys.readouterr().err
+    assert not list((tmp_path / "there" / "cache").iterdir())

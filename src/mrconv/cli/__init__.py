@@ -16,12 +16,12 @@ from pathlib import Path
 
 import mrconv
 
-from . import bench, data, evaluate, export, generate, info, plot, predict, results, serve, train
+from . import bench, data, evaluate, export, generate, info, plot, predict, results, run, serve, train
 from .parser import CommandError, Parser
 
 __all__ = ["CommandError", "main"]
 
-COMMANDS = (train, evaluate, predict, generate, export, serve, results, plot, info, data, bench)
+COMMANDS = (train, evaluate, predict, generate, export, serve, results, run, plot, info, data, bench)
 
 
 def _add_rest(given: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -28,6 +28,15 @@ def add(commands: Any) -> None:
     add_task_arguments(prepare)
     prepare.add_argument("--download", action="store_true", help="download the files first, if they are public")
     prepare.set_defaults(run=run_prepare)
+    about = "write a task's prepared data to a file that another machine can unpack, without its sources"
+    pack = actions.add_parser("pack", help=about, description=about.capitalize() + ".")
+    add_task_arguments(pack, out="file that is written")
+    pack.set_defaults(run=run_pack)
+    about = "put packed data into the cache, where the task with the same options finds it"
+    unpack = actions.add_parser("unpack", help=about, description=about.capitalize() + ".")
+    unpack.add_argument("file", type=Path, metavar="FILE.tar.xz", help="file that `mrconv data pack` wrote")
+    add_folder_arguments(unpack)
+    unpack.set_defaults(run=run_unpack)
     about = "show a task's counts, class balance, lengths and an example"
     show = actions.add_parser("show", help=about, description=about.capitalize() + ".")
     add_task_arguments(show)
@@ -68,6 +77,28 @@ def run_prepare(args: argparse.Namespace) -> None:
             data = task.prepare(progress)
         print(preview.summary(data))
         print(f"\nin {data.folder}")
+
+
+def run_pack(args: argparse.Namespace) -> None:
+    """Pack a task's data; print the file."""
+    from mrconv.tasks import packed_data
+
+    with command_errors():
+        task = make_task(args)
+        with progress_bar(f"preparing {task.name}") as progress:
+            task.prepare(progress)
+        with progress_bar(f"packing {task.name}", "bytes") as progress:
+            packed_data.pack(task, args.file, progress)
+    print(f"{args.file}: {args.file.stat().st_size / 2**20:.1f} MiB")
+
+
+def run_unpack(args: argparse.Namespace) -> None:
+    """Unpack a task's data; print the folder."""
+    from mrconv.tasks import packed_data
+
+    with command_errors():
+        task = packed_data.unpack(args.file, data_dir(args), args.cache_dir)
+        print(f"{task.name} in {task.unpacked_folder()}")
 
 
 def run_show(args: argparse.Namespace) -> None:

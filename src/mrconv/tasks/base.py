@@ -175,10 +175,26 @@ class Task(ABC):
         return self.cache_dir or self.data_dir / "cache"
 
     def cache_folder(self) -> Path:
-        """Return the folder of the prepared arrays, which may not exist yet."""
-        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEY}
-        key = cache_key([self.name, options, fingerprint(self.sources())])
-        return self.cache_root() / f"{self.name}-{key}"
+        """Return the folder of the prepared arrays, which may not exist yet.
+
+        Its name depends on the options and the source files. Where these are missing, it is the folder that
+        `packed_data.unpack` created for the same options.
+        """
+        try:
+            sources = fingerprint(self.sources())
+        except MissingData:
+            if is_complete(self.unpacked_folder()):
+                return self.unpacked_folder()
+            raise
+        return self.cache_root() / f"{self.name}-{cache_key([self.name, self.options(), sources])}"
+
+    def unpacked_folder(self) -> Path:
+        """Return the folder of arrays that were prepared on another machine with the same options."""
+        return self.cache_root() / f"{self.name}-{cache_key([self.name, self.options(), 'unpacked'])}"
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the arrays, by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEY}
 
     def is_prepared(self) -> bool:
         """Return whether the cache holds the data; raise MissingData if a source file does not exist."""

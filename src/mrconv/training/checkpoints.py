@@ -74,6 +74,7 @@ class Checkpoints(Callback):
         self.previous_seconds = 0.0  # training time in earlier processes
         self.started = self.saved_at = time.monotonic()
         self.random_states: list[dict[str, Any]] = []  # of each process, from the checkpoint
+        self.rounded_moments_at: list[int] = []  # steps at which `packed_run` rounded the optimizer's moments
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Save the state; if its score is the best so far, or the last epoch is kept, save its weights as the best."""
@@ -158,6 +159,7 @@ class Checkpoints(Callback):
             "seconds": self.seconds,
             "random": _gather(get_random_states(), trainer.world_size),
             "data": self.data,
+            "rounded_moments_at": self.rounded_moments_at,
         }
 
     @property
@@ -173,6 +175,7 @@ class Checkpoints(Callback):
         """Restore what `on_save_checkpoint` saved."""
         self.best_epoch, self.random_states = state["best_epoch"], state["random"]
         self.history, self.previous_seconds = state["history"], state["seconds"]
+        self.rounded_moments_at = state.get("rounded_moments_at", [])
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Set the random states of a checkpoint, or a different seed in every process; start the clock."""

@@ -183,6 +183,7 @@ def _record(
         "examples": {name: len(split) for name, split in data.splits.items()},
         "data": rundir.scalar_facts(data.facts),
         "environment": environment,
+        **({"rounded_moments_at": rounded} if (rounded := checkpoints.rounded_moments_at) else {}),
         "config": dataclasses.asdict(experiment),
     }
     best = checkpoints.best_scores()

@@ -1,0 +1,116 @@
+"""Runs that travel: what a run needs to resume on another machine, as files of limited size with checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..hub import MODEL, read_json
+from . import rundir
+from .checkpoints import BEST, LAST, METRICS, PREVIOUS, latest_valid_checkpoint
+
+MANIFEST, PART, FORMAT = "manifest.json", "part-{:03d}", 1
+FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, BEST, rundir.RESULT, MODEL)
+"""What is packed beside the last checkpoint, where it exists; a run that goes on writes everything else again."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -> dict[str, Any]:
+    """Write what a run needs to resume elsewhere into a new folder, in files of at most `max_bytes`.
+
+    With `bfloat16_moments` the optimizer's moments are rounded to bfloat16, and the run's result records at which step;
+    otherwise resuming is bit-exact.
+
+    Returns:
+        The manifest: the run's name, its step, and the size and checksum of each part.
+    """
+    rundir.read_run(run)  # raises if it is not a run
+    if out.exists():
+        raise ValueError(f"{out} exists: give a folder that does not")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with rundir.run_lock(run), tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:
+        checkpoint = latest_valid_checkpoint(run, (LAST, PREVIOUS))
+        if checkpoint is None:
+            raise ValueError(f"{run} has no checkpoint to resume from")
+        step = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["global_step"]
+        archive, target = Path(draft, "run.tar"), Path(draft, "out")
+        target.mkdir()
+        with tarfile.open(archive, "w") as tar:
+            if bfloat16_moments:
+                checkpoint = _with_rounded_moments(checkpoint, Path(draft, LAST))
+            tar.add(checkpoint, LAST)
+            for name in FILES:
+                if (run / name).exists():
+                    tar.add(run / name, name)
+        parts = _split(archive, target, max_bytes)
+        manifest = {"format": FORMAT, "run": run.resolve().name, "step": step, "parts": parts}
+        rundir.write_json(target / MANIFEST, manifest)
+        os.replace(target, out)
+    return manifest
+
+
+def unpack(packed: Path, run: Path | None = None) -> tuple[Path, int]:
+    """Restore a packed run as a folder that does not exist yet, by default runs/NAME; return the folder and its step.
+
+    Nothing is written if a part is missing or damaged.
+    """
+    if not (packed / MANIFEST).exists():
+        raise FileNotFoundError(f"{packed} is not a packed run: it has no {MANIFEST}")
+    manifest = read_json(packed / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{packed} has format {manifest.get('format')!r}, this mrconv reads {FORMAT}")
+    run = run or Path("runs") / Path(str(manifest["run"])).name
+    if run.exists():
+        raise ValueError(f"{run} exists: give another folder, or remove it")
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{run.name}-", dir=run.parent) as draft:
+        archive, target = Path(draft, "run.tar"), Path(draft, "run")
+        _join(packed, manifest["parts"], archive)
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
+        rundir.read_run(target)
+        if latest_valid_checkpoint(target, (LAST,)) is None:
+            raise ValueError(f"{packed} holds no readable checkpoint")
+        os.replace(target, run)
+    return run, manifest["step"]
+
+
+def _split(archive: Path, folder: Path, max_bytes: int) -> list[dict[str, Any]]:
+    """Write a file as parts of at most `max_bytes`; return the name, size and checksum of each."""
+    parts: list[dict[str, Any]] = []
+    with archive.open("rb") as file:
+        while data := file.read(max_bytes):
+            name = PART.format(len(parts))
+            (folder / name).write_bytes(data)
+            parts.append({"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return parts
+
+
+def _join(folder: Path, parts: list[dict[str, Any]], archive: Path) -> None:
+    """Write the parts as one file, after checking each."""
+    with archive.open("wb") as file:
+        for i, part in enumerate(parts):
+            path = folder / PART.format(i)
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is missing: {folder} has {len(parts)} parts")
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != part["sha256"]:
+                raise ValueError(f"{path} is damaged: its checksum differs from that in {MANIFEST}; copy it again")
+            file.write(data)
+
+
+def _with_rounded_moments(checkpoint: Path, target: Path) -> Path:
+    """Write a checkpoint whose optimizer moments are bfloat16; an optimizer that loads it casts them back."""
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    content["mrconv"]["rounded_moments_at"] = [*content["mrconv"].get("rounded_moments_at", []), content["global_step"]]
+    for optimizer in content["optimizer_states"]:
+        for state in optimizer["state"].values():
+            state |= {name: state[name].bfloat16() for name in MOMENTS if name in state}
+    torch.save(content, target)
+    return target
