@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
     pack.add_argument(
         "--bfloat16-moments",
         action="store_true",
-        help="round the optimizer's moments: less than half the size, and not bit-exact; the result records it",
+        help="round the optimizer's moments: smaller, and not bit-exact; the result records it",
     )
     pack.set_defaults(run=run_pack)
     about = "restore a packed run; `mrconv train` with the same settings then resumes it"
