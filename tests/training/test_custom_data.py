@@ -37,7 +37,7 @@ def test_changes_to_the_files_are_printed_at_the_start_of_a_run(tmp_path, capsys
     assert result["data"]["changes"] == line
 
 
-def test_padding_of_custom_texts_is_masked_and_that_of_the_papers_tasks_is_not(tmp_path):
+def test_padding_of_custom_texts_is_masked_and_that_of_other_tasks_is_not(tmp_path):
     for i, split in enumerate(("train", "test")):
         lines = "".join(f"{'a' * n},x\n{'b' * (40 - n)},y\n" for n in range(1 + i, 30))
         (tmp_path / f"{split}.csv").write_text(f"text,label\n{lines}")

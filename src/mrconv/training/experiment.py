@@ -174,7 +174,7 @@ class Experiment(_Options):
 
 
 def masks_padding(task: str, mask_padding: bool | None) -> bool:
-    """Return the value of mask_padding; null stands for true for custom data and for false for the paper's tasks."""
+    """Return the value of mask_padding; null stands for true for custom data and for false otherwise."""
     return task == "folder" if mask_padding is None else mask_padding
 
 
