@@ -254,8 +254,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "launches": launches,
     "costs": costs,
     "epochs": epochs,
-    "layers, float32": lambda: training_layers("layer-h200-float32", "graph_ms", 2),
-    "layers, float32, eager": lambda: training_layers("layer-h200-float32", "ms", 1),
     "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),
     "speed, training, bfloat16": lambda: speeds("compare-h200-bfloat16", "training"),
     "speed, training, float32": lambda: speeds("compare-h200-float32", "training"),
