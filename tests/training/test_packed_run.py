@@ -1,4 +1,4 @@
-"""Runs packed for another machine: they resume there bit for bit, and damaged parts are refused."""
+"""Runs packed for another machine: they resume there bit for bit, and damaged parts are rejected."""
 
 import json
 
