@@ -1,11 +1,20 @@
 """`mrconv.summary` and `mrconv info`: parameters and operations of every part."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from mrconv import LanguageModel, MRConvNeXt, SequenceClassifier, TwoTowerClassifier
 from mrconv.cli import main
 from mrconv.summary import summarize
+from mrconv.training import Experiment
+from mrconv.training.presets import presets
+from mrconv.training.published_data import published_data
+
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def test_linear_layers_are_counted_as_torch_counts_them():
@@ -62,7 +71,24 @@ def test_the_command_accepts_model_names(capsys):
     assert "9 x fourier+sparse, 14x14, 384 channels, l0 = 28, N = 4" in out
     with pytest.raises(SystemExit):
         main(["info", "nowhere"])
-    assert "nowhere is neither a folder that holds a model nor a model's name" in capsys.readouterr().err
+    assert "nowhere is neither a folder that holds a model, nor an experiment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["listops-base", "text-base", "shakespeare", "image-base", "pathfinder-base"])
+def test_the_command_accepts_experiments(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without any data
+    assert main(["info", name]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{name}: ")
+    recorded = json.loads((RESULTS / f"{name}-seed0" / "result.json").read_text())
+    assert re.search(rf"^all +{recorded['parameters']:,} ", out, re.MULTILINE)
+
+
+def test_the_data_of_every_experiment_has_a_published_shape():
+    for preset in presets():
+        data = published_data(Experiment.make(preset.values()))
+        assert data.length > 1
+        assert bool(data.classes) != (data.name == "characters")
 
 
 def test_counting_does_not_change_the_model():

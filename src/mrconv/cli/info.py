@@ -13,7 +13,10 @@ def add(commands: Any) -> None:
     """Add the parser."""
     about = "print the parameters and operations of a model, trained and merged, by part"
     parser = commands.add_parser("info", help=about, description=about.capitalize() + ".")
-    what = "a model's name such as mrconvnext_tiny_fourier, a run folder, or a folder that save_pretrained wrote"
+    what = (
+        "an experiment's name such as listops-base, a model's name such as mrconvnext_tiny_fourier, a run folder, or a "
+        "folder that save_pretrained wrote"
+    )
     parser.add_argument("model", metavar="NAME_OR_FOLDER", help=what)
     parser.set_defaults(run=run)
 
@@ -36,11 +39,30 @@ def load(name: str) -> Any:
 
     if name in variants():
         return MRConvNeXt.named(name, device="meta")
+    if not Path(name).exists() and (model := _experiment_model(name)) is not None:
+        return model
     try:
         return load_model(model_folder(Path(name), MODEL))
     except FileNotFoundError:
         raise CommandError(
-            f"{name} is neither a folder that holds a model nor a model's name; the names are {', '.join(variants())}"
+            f"{name} is neither a folder that holds a model, nor an experiment (`mrconv train --list` prints them), "
+            f"nor a model's name; the names are {', '.join(variants())}"
         ) from None
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from None
+
+
+def _experiment_model(name: str) -> Any:
+    """Return the untrained model of an experiment, for the published size of its data; None if there is none."""
+    try:
+        from mrconv.training import Experiment
+        from mrconv.training.module import build_model
+        from mrconv.training.presets import find_preset
+        from mrconv.training.published_data import published_data
+    except ImportError:  # without mrconv[train] there are no experiments
+        return None
+    preset = find_preset(name)
+    if preset is None:
+        return None
+    experiment = Experiment.make(preset.values())
+    return build_model(experiment, published_data(experiment))
