@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -188,8 +189,33 @@ def _hydra() -> Iterator[None]:
             yield
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error
+        if missing := _PLUGIN.search(str(error)):
+            raise ValueError(_describe_missing_plugin(*missing.groups())) from error
         key = getattr(cause, "full_key", None)
         raise ValueError((f"{key}: " if key else "") + str(cause).strip().splitlines()[0]) from error
+
+
+PACKAGES = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+    "ray": "hydra-ray-launcher",
+    "ray_aws": "hydra-ray-launcher",
+    "rq": "hydra-rq-launcher",
+    "optuna": "hydra-optuna-sweeper",
+    "ax": "hydra-ax-sweeper",
+    "nevergrad": "hydra-nevergrad-sweeper",
+}
+"""Packages of Hydra's launchers and sweepers."""
+_PLUGIN = re.compile(r"Could not find 'hydra/(launcher|sweeper)/(\w+)'")
+
+
+def _describe_missing_plugin(kind: str, name: str) -> str:
+    """Return the error of a launcher or sweeper that is not installed."""
+    if name in PACKAGES:
+        return f"hydra/{kind}={name} needs {PACKAGES[name]}: pip install {PACKAGES[name]}"
+    known = ", ".join(each for each, package in PACKAGES.items() if package.endswith(kind))
+    return f"hydra/{kind}={name} is not installed; Hydra's packages have {known}, and basic needs none"
 
 
 def _experiment(config: DictConfig, naming_keys: Sequence[str]) -> Experiment:
