@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TIMM := $(VENV)/timm
+EMPTY := build/empty
 # Two processes with one thread each: the models are so small that threads mostly wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # The Triton kernels on the CPU, through Triton's interpreter.
@@ -14,7 +15,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 # Test processes and the commands they start share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test test-all test-timm test-gpu test-interpreted coverage lint style types docs demo clean
+.PHONY: install test test-all test-timm test-gpu test-interpreted coverage lint style types docs demo dist clean
 
 install: $(READY)
 
@@ -81,5 +82,16 @@ test-timm: $(TIMM)/.ready
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
+# sdist and wheel in dist/. The wheel must work in an empty environment, without extras and then with them.
+dist: $(READY)
+	rm -rf dist build/lib $(EMPTY)
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv $(EMPTY)
+	$(EMPTY)/bin/python -m pip install --quiet torch==2.13.0 dist/*.whl
+	$(EMPTY)/bin/python tests/installed_package.py
+	$(EMPTY)/bin/python -m pip install --quiet "$$(ls dist/*.whl)[train,serve]"
+	$(EMPTY)/bin/python tests/installed_package.py train
+
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

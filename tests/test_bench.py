@@ -170,7 +170,7 @@ def test_plotting_needs_matplotlib(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main(["plot", "length", str(file)])
     assert stop.value.code == 2
-    assert "pip install 'mrconv[plot]'" in capsys.readouterr().err
+    assert "a plot needs matplotlib: install mrconv with its extra 'plot'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kernel", ["dilated", "fourier"])

@@ -303,7 +303,7 @@ def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path), "--format", "onnx"])
-    assert f"--format onnx needs {package}: pip install 'mrconv[export]'" in capsys.readouterr().err
+    assert f"--format onnx needs {package}: install mrconv with its extra 'export'" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.onnx"))
 
 

@@ -434,7 +434,7 @@ class TestImages:
     def test_without_pillow_the_extra_is_named(self, tmp_path, monkeypatch):
         root = write_files(tmp_path / "files", self.files())
         monkeypatch.setitem(sys.modules, "PIL", None)
-        with pytest.raises(DataError, match=r"pip install 'mrconv\[data\]'"):
+        with pytest.raises(DataError, match="needs Pillow: install mrconv with its extra 'data'"):
             custom(tmp_path, root).prepare()
 
 

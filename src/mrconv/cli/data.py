@@ -10,7 +10,7 @@ from typing import Any
 
 from mrconv._utils.progress_bar import progress_bar
 
-from .parser import CommandError, command_errors
+from .parser import CommandError, command_errors, optional_imports
 from .task_arguments import add_folder_arguments, add_task_arguments, data_dir, make_task
 
 
@@ -123,9 +123,8 @@ def run_show(args: argparse.Namespace) -> None:
 def _save_figure(draw: Callable[[Any, Path], None], data: Any, out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw(data, out)
-    except ImportError as error:
-        raise CommandError(f"figures need {error.name}: pip install 'mrconv[plot]'") from None
+        with optional_imports("a figure", "plot"):
+            draw(data, out)
     except (OSError, ValueError) as error:
         raise CommandError(f"argument --out: cannot write {out}: {error}") from None
     print(out)

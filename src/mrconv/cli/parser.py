@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from mrconv._utils.extras import needs
+
 
 class CommandError(Exception):
     """An error that the user can correct: printed in one line, exit code 2."""
@@ -41,7 +43,7 @@ def optional_imports(user: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise CommandError(f"{user} needs {error.name}: pip install 'mrconv[{extra}]'") from None
+        raise CommandError(needs(user, error.name, extra)) from None
 
 
 def positive(text: str) -> int:

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mrconv._utils.extras import needs
+
 from .parser import CommandError, optional_imports
 
 RUN = "run"
@@ -65,7 +67,7 @@ def plot_benchmark(given: argparse.Namespace) -> None:
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
-        raise CommandError("plots need matplotlib: pip install 'mrconv[plot]'") from None
+        raise CommandError(needs("a plot", "matplotlib", "plot")) from None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         getattr(charts, f"plot_{given.benchmark}")(recorded, out)

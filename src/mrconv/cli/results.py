@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError
+from .parser import CommandError, optional_imports
 
 DEFAULT = ("results", "runs")
 PROBES = Path("results/probes")
@@ -34,9 +34,8 @@ def run(given: argparse.Namespace) -> None:
     if given.probes and given.baselines:
         raise CommandError("argument --baselines: not with --probes, which are not compared with the paper")
     try:
-        _tabulate_probes(given) if given.probes else _tabulate_results(given)
-    except ImportError as error:
-        raise CommandError(f"`mrconv results` needs {error.name}: pip install 'mrconv[train]'") from None
+        with optional_imports("`mrconv results`", "train"):
+            _tabulate_probes(given) if given.probes else _tabulate_results(given)
     except ValueError as error:
         raise CommandError(str(error)) from None
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError, Parser
+from .parser import CommandError, Parser, optional_imports
 
 ABOUT = """Train a model, evaluate it, merge it and record the run in OUT/NAME-seedSEED. NAME is the experiment's,
 followed by its variant and the settings that differ from it, for example listops-base-dilated-lr0.01. The same command
@@ -57,10 +57,8 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Check the settings, then train."""
-    try:
+    with optional_imports("training", "train"):
         from mrconv.training import composition
-    except ImportError as error:
-        raise CommandError(f"training needs {error.name}: pip install 'mrconv[train]'") from None
     if given.list:
         print(_presets())
         return

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from .._utils.extras import needs
 from .errors import DataError
 
 RATE_LIMITS = (1_000, 1_000_000)  # sampling rates of recordings that can be resampled
@@ -28,7 +29,7 @@ def read_audio(content: bytes, name: str, sample_rate: int, length: int | None =
     try:
         import soundfile  # type: ignore[import-untyped]
     except (ImportError, OSError) as error:  # OSError: the package is installed, its C library is not
-        raise DataError(f"reading {name} requires soundfile: pip install 'mrconv[data]'") from error
+        raise DataError(needs(f"reading {name}", "soundfile", "data")) from error
     notes = []
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
@@ -63,10 +64,8 @@ def _resample(samples: np.ndarray, file_rate: int, sample_rate: int, name: str) 
     try:
         import soxr  # type: ignore[import-untyped]
     except ImportError as error:
-        raise DataError(
-            f"{name} has {file_rate:,} samples a second instead of {sample_rate:,}; resampling requires soxr: "
-            "pip install 'mrconv[data]'"
-        ) from error
+        rates = f"{name} has {file_rate:,} samples a second instead of {sample_rate:,}"
+        raise DataError(f"{rates}; {needs('resampling', 'soxr', 'data')}") from error
     resampled: np.ndarray = soxr.resample(samples, file_rate, sample_rate)
     return resampled
 

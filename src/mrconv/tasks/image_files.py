@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._utils.extras import needs
 from .errors import DataError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def open_image(path: Path, mode: str) -> Image:
     try:
         import PIL.Image
     except ImportError as error:
-        raise DataError(f"reading {path} requires Pillow: pip install 'mrconv[data]'") from error
+        raise DataError(needs(f"reading {path}", "Pillow", "data")) from error
     try:
         with PIL.Image.open(path) as image:
             return image.convert(mode)
@@ -38,7 +39,7 @@ def decode_image(content: bytes, name: str, grey: bool, max_pixels: int | None =
     try:
         import PIL.Image
     except ImportError as error:
-        raise DataError(f"reading {name} requires Pillow: pip install 'mrconv[data]'") from error
+        raise DataError(needs(f"reading {name}", "Pillow", "data")) from error
     try:
         with PIL.Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
             if image.mode[0] in "IF":

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from .._utils.checks import check_choice, check_positive_int
+from .._utils.extras import needs
 from .base import Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError, MissingData
@@ -130,7 +131,7 @@ class ListOps(Task):
         try:
             from .generators.listops_expressions import generate
         except ImportError as error:
-            raise DataError(f"generating ListOps requires {error.name}: pip install 'mrconv[data]'") from error
+            raise DataError(needs("generating ListOps", error.name, "data")) from error
         sizes = [self.train_size, self.val_size, self.test_size]
         expressions = generate(
             sum(sizes),

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from .._utils.checks import check_choice, check_positive_int
+from .._utils.extras import needs
 from .base import Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError, MissingData
@@ -107,7 +108,7 @@ class Pathfinder(Task):
             from .generators.pathfinder_images import generate
             from .generators.pathfinder_options import options_for
         except ImportError as error:
-            raise DataError(f"generating images requires {error.name}: pip install 'mrconv[data]'") from error
+            raise DataError(needs("generating images", error.name, "data")) from error
         report = ProgressCounter(progress, self.count)
         options = dataclasses.replace(options_for(self.size), border_quirk=self.border_quirk)
         for start in range(0, self.count, CHUNK):
