@@ -97,6 +97,20 @@ def test_a_typed_text_is_predicted_with_bars_and_a_chart_over_time(text_server, 
     assert all(f"{name} {value:.1f} %" in last for name, value in shown.items())
 
 
+def test_a_prediction_disappears_when_its_text_is_changed(text_server, opened):
+    page = opened(text_server)
+    page.fill("#text", "a fine film")
+    page.click("#go")
+    wait_until_shown(page, "result", "running")
+    page.locator("#text").press("End")
+    page.keyboard.type("?")
+    assert not page.is_visible("#result")
+    assert not page.is_visible("#running")
+    page.click("#go")
+    wait_until_shown(page, "result", "running")
+    assert page.locator("#chart").get_attribute("aria-label").startswith("After 13: ")
+
+
 def test_an_error_is_shown_until_the_next_prediction(tmp_path, opened):
     with serving(save("listops", tmp_path)) as server:
         page = opened(server)
