@@ -182,7 +182,7 @@ def test_a_non_finite_output_does_not_affect_the_batch(tmp_path):
     batch = predictor.probabilities([bad, good, bad])
     assert np.allclose(batch[1], predictor.probabilities([good])[0])
     with pytest.raises(DataError, match="the model's output for this input is not finite"):
-        predictor.interpret(batch[0])
+        predictor.interpret(batch[0], 1, [])
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,14 @@ class TestArrays:
             ),
             ({"x": np.ones(3), "y": [0, 1, 0]}, r"x is float64 of shape \(3,\); expected .*\(n, length\)"),
             ({"x": np.ones((3, 2), complex), "y": [0, 1, 0]}, "x is complex128"),
-            ({"x": np.ones((3, 2)), "y": [0, 1]}, r"x has 3 examples and y has shape \(2,\); expected \(3,\)"),
-            ({"x": np.ones((3, 2)), "y": [0, 0.5, 1]}, "y is float64; expected integers or names"),
+            (
+                {"x": np.ones((3, 2)), "y": [0, 1]},
+                r"y is int64 of shape \(2,\) for 3 examples of length 2; expected .*\(n,\)",
+            ),
+            (
+                {"x": np.ones((3, 2)), "y": [0, 0.5, 1]},
+                "y is float64 of shape .* expected integers or names .* target=values",
+            ),
             ({"x": np.array([[{}]]), "y": [0]}, "is not a file of numeric arrays"),
             ({"x": np.ones((20, 2)), "y": np.zeros(20, int)}, "expected at least two classes; all examples are 0"),
             ({"x": np.ones((5, 2)), "y": [0, 1, 0, 1, 0]}, "has 5 examples: too few for val with val_fraction=0.1"),

@@ -14,8 +14,9 @@ from mrconv.tasks import ResidentLoader
 from mrconv.training import loop
 from mrconv.training.compilation import compile_blocks, worth_compiling
 from mrconv.training.datamodule import TaskData
-from mrconv.training.module import Training, build_model, cross_entropy, logits
+from mrconv.training.module import Training, build_model, logits
 from mrconv.training.scores import SCORES
+from mrconv.training.targets import Target, cross_entropy
 
 from .miniature import data, listops, small
 
@@ -62,7 +63,7 @@ def test_state_dict_and_copies_are_not_compiled():
     modules = []
     for compiled in (False, True):
         model = build_model(listops(), tiny)
-        modules.append(Training(listops(), model, SCORES["accuracy"], 5, ["val"], compiled=compiled))
+        modules.append(Training(listops(), model, Target(), SCORES["accuracy"], 5, ["val"], compiled=compiled))
     assert set(modules[0].state_dict()) == set(modules[1].state_dict())
     assert all(block._compiled_call_impl is not None for block in modules[1].model.backbone.blocks)
     assert all(block._compiled_call_impl is None for block in copy.deepcopy(modules[1].model).backbone.blocks)

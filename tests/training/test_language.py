@@ -12,8 +12,9 @@ from mrconv.tasks.window_loader import IGNORED
 from mrconv.training import Experiment, loop, report, result_files
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.figures import learning_curves
-from mrconv.training.module import Training, build_model, cross_entropy
+from mrconv.training.module import Training, build_model
 from mrconv.training.scores import SCORES, RunningScore
+from mrconv.training.targets import Target, cross_entropy
 
 from .miniature import data, listops, stopping_trainer
 
@@ -104,7 +105,7 @@ def test_a_text_task_builds_a_language_model():
     assert model.config.vocab_size == 10
     with pytest.raises(ValueError, match="bidirectional"):
         build_model(listops(bidirectional=True), tiny)
-    training = Training(listops(), model, SCORES["bits"], 5, ["val"])
+    training = Training(listops(), model, Target(), SCORES["bits"], 5, ["val"])
     assert training.scores["val"].compute_and_reset() == {}
 
 
@@ -132,7 +133,7 @@ def test_results_and_figures_name_the_unit(trained, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"metric": "beauty"}, "'metric' must be one of accuracy, bits; got \"beauty\""),
+        ({"metric": "beauty"}, "'metric' must be one of accuracy, bits, mae; got \"beauty\""),
         ({"bits": {"test": -1.0}}, "'bits' of test must be 0 or more"),
         ({"bits": None}, "'bits' cannot be null"),
     ],

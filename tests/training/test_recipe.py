@@ -13,6 +13,7 @@ from mrconv.training.datamodule import TaskData
 from mrconv.training.module import Training, average_statistics, build_model, logits
 from mrconv.training.schedule import cosine_factor
 from mrconv.training.scores import SCORES, RunningScore
+from mrconv.training.targets import Target
 
 from .miniature import data, listops, small
 
@@ -32,7 +33,7 @@ def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
 def test_kernels_have_their_own_learning_rate_and_no_weight_decay(decay_on):
     experiment = listops(lr=0.01, kernel_lr=0.002, weight_decay=0.3, decay_on=decay_on)
     tiny = data("listops")
-    training = Training(experiment, build_model(experiment, tiny), SCORES["accuracy"], 5, ["val", "test"])
+    training = Training(experiment, build_model(experiment, tiny), Target(), SCORES["accuracy"], 5, ["val", "test"])
     optimizer = training.configure_optimizers()["optimizer"]
     by_name = {name: group for group in optimizer.param_groups for name in parameter_names(training, group)}
     kernel = by_name["model.backbone.blocks.0.layer.branches.0.kernel.modes"]
@@ -52,7 +53,7 @@ def parameter_names(module, group):
 @pytest.mark.parametrize(("settings", "steps"), [({"warmup_epochs": 2.0}, 10), ({"warmup_steps": 7}, 7)])
 def test_warm_up_takes_epochs_or_steps(settings, steps):
     experiment = listops(epochs=4, **settings)
-    training = Training(experiment, build_model(experiment, data("listops")), SCORES["accuracy"], 5, ["val"])
+    training = Training(experiment, build_model(experiment, data("listops")), Target(), SCORES["accuracy"], 5, ["val"])
     factor = training.configure_optimizers()["lr_scheduler"]["scheduler"].lr_lambdas[0]
     assert factor(steps - 1) == pytest.approx((steps - 1) / steps)
     assert factor(steps) == 1

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-METRICS = {"accuracy": ".2%", "bits": ".3f"}  # with their format
+METRICS = {"accuracy": ".2%", "bits": ".3f", "mae": ".4g"}  # with their format
 MARK = "<!-- Written by mrconv, and again whenever the model is saved here; remove this line to keep your own text. -->"
 
 
@@ -15,7 +15,7 @@ def model_card(
 ) -> str:
     """Return the text of README.md: metadata for the hub, how to load the model, its scores and every option.
 
-    `results` may contain the run's `name` and `task`, scores (`accuracy` or `bits` by split) and further entries.
+    `results` may contain the run's `name` and `task`, scores by split (`accuracy`, `bits` or `mae`) and other entries.
     """
     name, task = results.get("name", config["architecture"]), results.get("task")
     metric = next((each for each in METRICS if each in results), "accuracy")

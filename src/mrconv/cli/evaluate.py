@@ -48,7 +48,8 @@ def evaluate(given: argparse.Namespace) -> None:
         device = usable_device(given.device)
         with progress_bar(f"evaluating {given.folder}") as progress:
             scores = evaluation.evaluate(given.folder, given.settings, not given.branches, device, progress)
-        metric = SCORES[task_class(read_run(given.folder).task).metric]
+        experiment = read_run(given.folder)
+        metric = SCORES["mae" if experiment.target == "values" else task_class(experiment.task).metric]
     for split, value in scores.items():
         print(f"{split:5s} {metric.text(value)}")
 

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from mrconv.inference import Prediction, Predictor
     from mrconv.tasks.input_files import Input
 
-ABOUT = """Print the most likely classes of each input (of a language model: the most likely next symbols). A FILE is
-whatever `mrconv train task=folder` takes, with or without labels: a table (.csv, .tsv, .jsonl, .npz), a folder or an
-archive of recordings, images or texts; or one recording, image, text or JSON, {"values": [[...], ...]} or {"text":
-"..."}. - is standard input, which may be such a JSON object too."""
+ABOUT = """Print the most likely classes of each input (of a language model: the most likely next symbols; by the target
+of the training, also values, or the class of each position). A FILE is whatever `mrconv train task=folder` takes, with
+or without labels: a table (.csv, .tsv, .jsonl, .npz), a folder or an archive of recordings, images or texts; or one
+recording, image, text or JSON, {"values": [[...], ...]} or {"text": "..."}. - is standard input, which may be such a
+JSON object too."""
 
+FIELDS = ("probabilities", "values", "positions")  # of a prediction, by the model's target
 MAX_NOTES = 5  # inputs whose notes are printed
 
 
@@ -67,7 +69,7 @@ def run(given: argparse.Namespace) -> None:
         _print(results, given.top)
     if given.out is not None:
         with command_errors():
-            write_table(given.out, results, predictor.classes)
+            write_table(given.out, results)
         print(f"{len(results):,} predictions in {given.out}", file=sys.stderr if given.json else sys.stdout)
     _print_summary(results)
 
@@ -86,7 +88,8 @@ def _inputs(given: argparse.Namespace, predictor: Predictor) -> Iterator[Input]:
 def _print_json(results: Sequence[tuple[Input, Prediction]]) -> None:
     for each, prediction in results:
         label = {} if each.label is None else {"target": each.label}
-        values = {"label": prediction.label, "probabilities": prediction.probabilities, "notes": prediction.notes}
+        values: dict[str, Any] = {"label": prediction.label}
+        values |= {name: z for name in FIELDS if (z := getattr(prediction, name))} | {"notes": prediction.notes}
         print(json.dumps({"input": _input_text(each), **label, **values}, ensure_ascii=False))
 
 
@@ -95,12 +98,15 @@ def _print(results: Sequence[tuple[Input, Prediction]], top: int) -> None:
         if len(results) > 1:
             text = f": {textwrap.shorten(_input_text(each), 100, placeholder=' ...')}" if _is_text(each) else ""
             print(f"{each.name}{text}")
-        print("\n".join(_lines(prediction.probabilities, top)))
+        if prediction.probabilities:
+            print("\n".join(_lines(prediction.probabilities, top)))
+        else:
+            print("\n".join(f"{name}  {z:.6g}" for name, z in prediction.values.items()) or prediction.label)
 
 
 def _print_summary(results: Sequence[tuple[Input, Prediction]]) -> None:
     """Print the accuracy, where several labels are known, and the notes on what was changed."""
-    known = [each.label == prediction.label for each, prediction in results if each.label is not None]
+    known = [each.label == p.label for each, p in results if each.label is not None and p.probabilities]
     if len(known) > 1:
         print(
             f"{sum(known):,} of {len(known):,} known labels predicted, {sum(known) / len(known):.1%}", file=sys.stderr
@@ -113,19 +119,20 @@ def _print_summary(results: Sequence[tuple[Input, Prediction]]) -> None:
         print(f"note: {len(noted) - MAX_NOTES:,} more inputs have notes: --json or --out lists them", file=sys.stderr)
 
 
-def write_table(path: Path, results: Sequence[tuple[Input, Prediction]], classes: Sequence[str]) -> None:
-    """Write predictions as CSV: input, target if a label is known, prediction, probability of each class, notes."""
+def write_table(path: Path, results: Sequence[tuple[Input, Prediction]]) -> None:
+    """Write predictions as CSV: input, target if a label is known, prediction, probabilities or values, notes."""
     from mrconv._utils.files import atomic_write
 
     known = any(each.label is not None for each, _ in results)
+    names = [*(f"p({name})" for name in results[0][1].probabilities), *results[0][1].values] if results else []
     with atomic_write(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         target = ["target"] if known else []
-        table.writerow(["input", *target, "prediction", *(f"p({name})" for name in classes), "notes"])
+        table.writerow(["input", *target, "prediction", *names, "notes"])
         for each, prediction in results:
-            probabilities = [f"{p:.6g}" for p in prediction.probabilities.values()]
+            numbers = [f"{p:.6g}" for p in (*prediction.probabilities.values(), *prediction.values.values())]
             target = [each.label or ""] if known else []
-            table.writerow([_input_text(each), *target, prediction.label, *probabilities, "; ".join(prediction.notes)])
+            table.writerow([_input_text(each), *target, prediction.label, *numbers, "; ".join(prediction.notes)])
 
 
 def _is_text(each: Input) -> bool:

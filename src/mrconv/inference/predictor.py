@@ -1,4 +1,4 @@
-"""A model with its preprocessing: raw inputs in, labels and probabilities out."""
+"""A model with its preprocessing: raw inputs in, predictions out."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from ..hub import Model
-from ..model import LanguageModel, SequenceClassifier, TwoTowerClassifier
+from ..model import LanguageModel, SequenceClassifier, SequenceLabeller, SequenceRegressor, TwoTowerClassifier
 from ..tasks.errors import DataError
 from ..tasks.input_files import Input, holds_several, read_inputs
 from ..tasks.preprocessing import INPUTS_FILE, ModelInput, Preprocessor, load_preprocessor
 from ..tasks.raw_inputs import Examples, RawInputs
 from ..tasks.vocabulary import SPECIAL
 from ..vision.convnext import MRConvNeXt
-from .prediction import Prediction, softmax
+from .prediction import Prediction, activate, interpret
 from .stream import Stream, initial_state, max_positions
+
+MODELS = SequenceClassifier | SequenceRegressor | SequenceLabeller | TwoTowerClassifier | LanguageModel | MRConvNeXt
 
 
 class Predictor:
@@ -31,14 +33,17 @@ class Predictor:
     Without an inputs.json, inputs are numbers as the model sees them and classes are named by their index.
 
     Args:
-        model: a classifier of sequences, pairs or images, or a language model.
+        model: a classifier of sequences, pairs, images or positions, a regressor, or a language model.
         folder: the folder of the model, with its inputs.json.
         device: where the model runs.
     """
 
     def __init__(self, model: Model, folder: Path, device: torch.device | str = "cpu") -> None:
-        if not isinstance(model, SequenceClassifier | TwoTowerClassifier | LanguageModel | MRConvNeXt):
-            raise ValueError(f"{folder} holds a {type(model).__name__}; expected a classifier or a language model")
+        if not isinstance(model, MODELS) or getattr(model.config, "per_position", False):
+            raise ValueError(
+                f"{folder} holds a {type(model).__name__}; expected a classifier, a regressor of whole sequences or a "
+                "language model"
+            )
         self.model: Any = model.eval().to(device)
         self.folder, self.device, self.dtype = folder, torch.device(device), next(model.parameters()).dtype
         self.generates = isinstance(model, LanguageModel)
@@ -49,6 +54,11 @@ class Predictor:
             raise ValueError(
                 f"{folder / INPUTS_FILE} describes another model, with {self.preprocessor.sizes}; "
                 f"this model has {expected.sizes}"
+            )
+        self.target = self.preprocessor.target
+        if expected.target != ("class" if self.target == "labels" else self.target):
+            raise ValueError(
+                f"{folder / INPUTS_FILE} describes a model with target {self.target}; this is a {type(model).__name__}"
             )
         self.takes_pairs = isinstance(model, TwoTowerClassifier)
         self.raw_inputs = RawInputs(self.preprocessor, self.takes_pairs)
@@ -102,10 +112,18 @@ class Predictor:
         return predictions if several else predictions[0]
 
     def predict_proba(self, x: Any, batch_size: int = 32) -> np.ndarray:
-        """Return the probabilities (classes,) of one input or (n, classes) of several, in the order of `classes`."""
+        """Return the probabilities (classes,) of one input or (n, classes) of several, in the order of `classes`.
+
+        A classifier of positions returns (positions, classes) or, for inputs of one length, (n, positions, classes).
+        """
+        if self.target == "values":
+            raise ValueError("the model predicts values, not probabilities: use predict")
         inputs, several = self._inputs(x)
         results = [probabilities for _, _, probabilities in self._run(inputs, batch_size)]
-        probabilities = np.array(results, np.float32).reshape(-1, len(self.classes))
+        shapes = {each.shape for each in results} or {(len(self.classes),)}
+        if len(shapes) > 1:
+            raise ValueError("the inputs have different numbers of positions: give one at a time")
+        probabilities = np.array(results, np.float32).reshape(-1, *shapes.pop())
         return probabilities if several else probabilities[0]
 
     def read(self, path: Path | str) -> Iterator[Input]:
@@ -166,7 +184,7 @@ class Predictor:
 
     @torch.inference_mode()
     def probabilities(self, examples: Sequence[Examples]) -> list[np.ndarray]:
-        """Return the class probabilities of each preprocessed input; a language model's are those of the next token."""
+        """Return the probabilities, or values, of each preprocessed input; those of a language model's next token."""
         results: list[np.ndarray] = [np.empty(0)] * len(examples)
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, example in enumerate(examples):
@@ -177,8 +195,8 @@ class Predictor:
             logits = self.model(*xs, *lengths)
             if self.generates:
                 logits = logits[torch.arange(len(indices), device=self.device), lengths[0] - 1]
-            for i, probabilities in zip(indices, softmax(logits), strict=True):
-                results[i] = probabilities
+            for i, activated in zip(indices, activate(logits, self.target), strict=True):
+                results[i] = activated[: examples[i][0].positions] if self.target == "positions" else activated
         return results
 
     def _batch(self, xs: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
@@ -194,14 +212,13 @@ class Predictor:
 
     def prediction(self, example: Examples, probabilities: np.ndarray) -> Prediction:
         """Return a preprocessed input's probabilities as a prediction."""
-        label, by_class = self.interpret(probabilities)
         notes = [note for each in example for note in each.notes]
-        return Prediction(label, by_class, sum(len(each.x) for each in example), notes)
+        return self.interpret(probabilities, sum(len(each.x) for each in example), notes)
 
-    def interpret(self, probabilities: np.ndarray) -> tuple[str, dict[str, float]]:
-        """Return the most likely class and the probability of every class by name."""
+    def interpret(self, probabilities: np.ndarray, length: int, notes: Sequence[str]) -> Prediction:
+        """Return the probabilities, or values, of a sequence as a prediction."""
         check_finite(probabilities)
-        return self.classes[int(probabilities.argmax())], dict(zip(self.classes, probabilities.tolist(), strict=True))
+        return interpret(probabilities, self.target, self.classes, length, notes)
 
     def generate(
         self,

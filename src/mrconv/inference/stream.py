@@ -12,7 +12,7 @@ from ..tasks.errors import DataError
 from ..tasks.preprocessing import unknown_symbol_notes
 from ..tasks.raw_inputs import as_array
 from ..vision.convnext import MRConvNeXt
-from .prediction import Prediction, softmax
+from .prediction import Prediction, activate
 
 if TYPE_CHECKING:
     from .predictor import Predictor
@@ -24,7 +24,7 @@ class Stream:
     """A sequence that arrives in chunks of any length. `Predictor.stream` creates one.
 
     The prediction after a chunk is that of the model for the positions so far, and the prediction at the end is that of
-    `Predictor.predict` for the whole sequence.
+    `Predictor.predict` for the whole sequence. Of a classifier of positions, it is the class of the latest position.
 
     Attributes:
         position: number of positions so far.
@@ -71,9 +71,14 @@ class Stream:
         return self._cut(x)
 
     def end_pieces(self) -> list[np.ndarray]:
-        """Return the positions that `predict` would append, in pieces: <eos>, or zeros up to the model's length."""
+        """Return the positions that `predict` would append, in pieces: <eos>, or zeros up to the model's length.
+
+        They have no class of their own: a classifier of positions needs none.
+        """
         if self.position == 0:
             raise DataError("the sequence is empty: send at least one position before the end")
+        if self.predictor.target == "positions":
+            return []
         if self.preprocessor.vocabulary:
             return self._cut(np.array(self.preprocessor.end_tokens, np.int64))
         zeros = np.zeros((max(0, self.preprocessor.length - self.position), self.preprocessor.channels), np.float32)
@@ -105,16 +110,15 @@ class Stream:
         logits, self.state = self.predictor.model.stream(x, self.state)
         self.position += len(piece)
         self.unknowns += self.preprocessor.count_unknown(piece)
-        self.latest = softmax(logits[:, -1])[0]
+        self.latest = activate(logits[:, -1], self.predictor.target)[0]
 
     def prediction(self) -> Prediction:
         """Return the prediction for the sequence so far; start a new sequence if the output is not finite."""
         try:
-            label, probabilities = self.predictor.interpret(self.latest)
+            return self.predictor.interpret(self.latest, self.position, unknown_symbol_notes(self.unknowns))
         except DataError as error:
             self.reset()  # the state is not finite either
             raise DataError(f"{error} A new sequence starts") from None
-        return Prediction(label, probabilities, self.position, unknown_symbol_notes(self.unknowns))
 
 
 def initial_state(model: Any) -> Any:

@@ -89,7 +89,7 @@ def create_app(predictor: Predictor, options: Options) -> FastAPI:
     async def answer_error(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
-    @app.post("/predict")
+    @app.post("/predict", response_model_exclude_defaults=True)  # only what the model's target has
     async def predict(request: Request) -> Prediction:
         """Predict one input: JSON, text, audio or an image."""
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

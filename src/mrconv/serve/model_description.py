@@ -20,6 +20,7 @@ def describe_model(predictor: Predictor) -> dict[str, Any]:
         "length": p.length - len(p.end_tokens),
         "symbols": [symbol for symbol in p.vocabulary if symbol not in SPECIAL],
         "classes": list(p.classes),
+        "target": p.target,
         "channels": p.channels,
         "pair": predictor.takes_pairs,
         "sample_rate": p.sample_rate,

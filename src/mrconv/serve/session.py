@@ -49,7 +49,8 @@ class StreamSession:
         prediction = self.stream.prediction()
         if end:
             self.stream.reset()
-        values = {"label": prediction.label, "probabilities": prediction.probabilities, "notes": prediction.notes}
+        values: dict[str, Any] = {"label": prediction.label, "probabilities": prediction.probabilities}
+        values |= {"notes": prediction.notes} | ({"values": prediction.values} if prediction.values else {})
         return {"position": prediction.length, "end": end, **values}
 
 

@@ -27,7 +27,7 @@ class Split:
     Args:
         name: name of the split.
         x: examples (n, ...); sequences of different lengths are concatenated, bounded by `offsets`.
-        y: labels (n,).
+        y: classes (n,); for other targets 0 and 1 (n, classes), values (n, values) or classes of positions (n, length).
         offsets: boundaries (n + 1,) of the sequences in `x`.
         x2, offsets2: the second sequences of pairs.
     """
@@ -70,7 +70,7 @@ class Prepared:
         encoder: kind of the examples: "tokens" (ids into `vocabulary`, 0 is padding), "values" (length, channels),
             "image" (height, width, channels), or "text": one long sequence of tokens whose labels are the next tokens,
             which loaders cut into windows.
-        classes: class names.
+        classes: names of the classes, or of the values.
         length: maximum length of an example.
         splits: splits by name.
         vocabulary: symbols by token id.
@@ -78,6 +78,7 @@ class Prepared:
         scale, shift: values and images are stored as integers; a model sees x * scale + shift.
         pair: whether examples are pairs of sequences.
         metric: score of the task's models, one of `mrconv.training.scores`.
+        target: what models predict: "class", "labels", "values" or "positions"; see `mrconv.tasks.custom`.
         facts: other properties, such as the sampling rate.
         folder: folder of the arrays.
     """
@@ -93,6 +94,7 @@ class Prepared:
     shift: np.ndarray | float = 0.0
     pair: bool = False
     metric: str = "accuracy"
+    target: str = "class"
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     folder: Path | None = None
 
@@ -119,7 +121,10 @@ class Prepared:
             raise ValueError(f"rate must be 1, 1/2, 1/3, ...; got {rate!r}")
         if self.encoder != "values":
             raise ValueError(f"{self.name} has no sampling rate: its examples are {self.encoder}")
-        splits = {name: dataclasses.replace(split, x=split.x[:, ::step]) for name, split in self.splits.items()}
+        splits = {}
+        for name, split in self.splits.items():
+            y = split.y[:, ::step] if self.target == "positions" else split.y
+            splits[name] = dataclasses.replace(split, x=split.x[:, ::step], y=y)
         scale, shift = (z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift))
         facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no longer an image
         if "sample_rate" in facts:
@@ -165,7 +170,7 @@ class Task(ABC):
             fields["facts"]["sample_rate"] = fields["facts"].pop("sampling_rate")
         fields |= splits.pop("all", {})  # scale and shift, where they are arrays
         fields["splits"] = {name: Split(name, **splits[name]) for name in metadata["splits"]}
-        return Prepared(name=self.name, metric=self.metric, folder=folder, **fields)
+        return Prepared(name=self.name, folder=folder, **({"metric": self.metric} | fields))
 
     def check(self) -> None:  # noqa: B027
         """Raise ValueError for invalid options."""
@@ -214,7 +219,8 @@ class Task(ABC):
         metadata["facts"] = {name: facts[name] for name in facts if name not in fields}
         metadata["splits"] = [name for name in splits if name != "all"]
         for name in metadata["splits"]:
-            check_split(self.name, name, splits[name], len(facts["classes"]))
+            classes = len(facts["classes"]) if facts.get("target", "class") == "class" else 0
+            check_split(self.name, name, splits[name], classes)
         return splits, metadata
 
     def _find_source(self, *candidates: str) -> Path:

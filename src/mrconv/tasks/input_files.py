@@ -19,12 +19,13 @@ from .custom.file_readers import (
     suffix,
     visible,
 )
+from .custom.labels import FORMATS
 from .errors import DataError
 from .preprocessing import Preprocessor
 
 
 class Input(NamedTuple):
-    """One raw input: its name for messages, what `RawInputs.preprocess` takes, and its class if it is known."""
+    """One raw input: its name for messages, what `RawInputs.preprocess` takes, and its label if it is known."""
 
     name: str
     raw: Any
@@ -91,14 +92,16 @@ def _label(name: str, classes: Collection[str]) -> str | None:
 
 
 def _from_table(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
-    columns = Columns(preprocessor.label_column, preprocessor.text_column, False, bool(preprocessor.vocabulary))
+    p = preprocessor
+    columns = Columns(p.label_column, p.text_column, False, bool(p.vocabulary), p.target)
     parts: Mapping[str, Examples]
     if suffix(path) == ".npz":
-        parts = read_npz(path, labelled=False)
+        parts = read_npz(path, labelled=False, target=p.target)
     elif suffix(path) in (".csv", ".tsv"):
         parts = {"all": read_table(path, columns)}
     else:
         parts = {"all": read_jsonl(path, columns)}
     for examples in parts.values():
         for i, raw in enumerate(examples.x):
-            yield Input(examples.describe(i), raw, examples.labels[i] or None)
+            label = examples.labels[i]
+            yield Input(examples.describe(i), raw, None if label is None else FORMATS[p.target].text(label))

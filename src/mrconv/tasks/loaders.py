@@ -24,7 +24,7 @@ class Batch:
 
     Args:
         x: tokens (B, L), values (B, L, C) or images (B, C, H, W).
-        y: labels (B,).
+        y: labels (B, ...), as in `Split`.
         lengths: lengths of the sequences (B,), if they differ.
         x2, lengths2: the second sequences of pairs.
     """
@@ -129,6 +129,10 @@ class BatchLoader(ABC):
             return self.data.length
         step = 1 if self.pad == "batch" else int(self.pad)
         return min(-(-max(1, longest) // step) * step, max(longest, self.data.length))
+
+    def cut_labels(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return labels of positions without the positions past the padded length of a batch, other labels as given."""
+        return y[:, : x.shape[1]] if self.data.target == "positions" else y
 
     @abstractmethod
     def _load(self, batches: Sequence[np.ndarray]) -> Iterator[Batch]:

@@ -18,9 +18,10 @@ from typing import Any, Self
 import numpy as np
 
 from .._utils.checks import check_choice, check_positive_int
-from ..config import VisionConfig
+from ..config import LabellerConfig, RegressorConfig, VisionConfig
 from .audio_files import read_audio
 from .base import Prepared
+from .custom.labels import FORMATS
 from .errors import DataError
 from .image_files import decode_image, fit_image
 from .imagenet import MEAN, STD
@@ -33,10 +34,14 @@ MAX_PIXELS = 2**25  # limit for an image before resizing
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One preprocessed input: token ids (L,) or normalised values (L, channels), and notes on what was changed."""
+    """One preprocessed input: token ids (L,) or normalised values (L, channels), and notes on what was changed.
+
+    `positions` is the number of positions of the input itself, without <eos> and padding.
+    """
 
     x: np.ndarray
     notes: list[str] = field(default_factory=list)
+    positions: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +54,7 @@ class Preprocessor:
         kind: "text" (tokens are characters), "tokens" (other symbols), "values" (length, channels), "audio" (values
             that are 16-bit samples) or "image" (values that are pixels, in raster order).
         length: maximum length of a sequence; shorter values are padded with zeros to it.
-        classes: class names; empty for a language model.
+        classes: names of the classes, or of the values that the model predicts; empty for a language model.
         vocabulary: symbols by token id; empty for values.
         channels: channels of values.
         sample_rate: samples a second that the model sees.
@@ -57,6 +62,7 @@ class Preprocessor:
         height, width: size of an image.
         scale, shift: normalisation of values.
         label_column, text_column: column names of the tables that inputs are read from.
+        target: what the model predicts: "class", "labels", "values" or "positions".
     """
 
     kind: str
@@ -72,9 +78,11 @@ class Preprocessor:
     shift: Any = 0.0
     label_column: str = "label"
     text_column: str = "text"
+    target: str = "class"
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
+        check_choice("target", self.target, tuple(FORMATS))
         check_positive_int(length=self.length, channels=self.channels, step=self.step)
         for name in ("classes", "vocabulary"):
             names = getattr(self, name)
@@ -115,7 +123,7 @@ class Preprocessor:
         kind = "image" if "height" in facts else "audio" if "sample_rate" in facts else "values"
         if data.vocabulary:
             kind = "text" if is_characters(data.vocabulary) and data.facts.get("kind") != "tokens" else "tokens"
-        shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels")}
+        shared = {name: getattr(data, name) for name in ("length", "classes", "vocabulary", "channels", "target")}
         scale, shift = data.scale, data.shift
         if data.facts.get("files"):  # image files, which the data set normalises as it reads them
             scale, shift = 1 / (255 * np.array(STD)), -np.array(MEAN) / STD
@@ -124,14 +132,15 @@ class Preprocessor:
     @classmethod
     def from_config(cls, config: Any) -> Self:
         """Return the preprocessor that a model's config implies: numbers as the model sees them, numbered classes."""
-        classes = tuple(map(str, range(getattr(config, "n_classes", 0))))
+        classes = tuple(map(str, range(getattr(config, "n_outputs", getattr(config, "n_classes", 0)))))
         if isinstance(config, VisionConfig):
             size = config.image_size
             height, width = (size, size) if isinstance(size, int) else size
             return cls("values", height * width, classes, channels=config.in_channels, height=height, width=width)
         vocabulary = tuple(map(str, range(config.vocab_size or 0)))
         kind = "tokens" if vocabulary else "values"
-        return cls(kind, config.l_max, classes, vocabulary, config.d_input or config.d_model)
+        target = {RegressorConfig: "values", LabellerConfig: "positions"}.get(type(config), "class")
+        return cls(kind, config.l_max, classes, vocabulary, config.d_input or config.d_model, target=target)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -262,7 +271,7 @@ class Preprocessor:
         notes = [] if len(symbols) <= room else [f"only the first {room:,} of {len(symbols):,} symbols were used"]
         ids = self.encode_symbols(symbols[:room])
         x = np.append(ids, self.end_tokens).astype(np.int64)
-        return ModelInput(x, notes + unknown_symbol_notes(self.count_unknown(ids)))
+        return ModelInput(x, notes + unknown_symbol_notes(self.count_unknown(ids)), len(ids))
 
     def from_values(self, values: Any) -> ModelInput:
         """Preprocess numbers as in training: cut to the length or padded with zeros, then normalised."""
@@ -275,7 +284,7 @@ class Preprocessor:
         elif n < self.length:
             notes = [f"{n:,} values were padded with {self.length - n:,} zeros"]
         x = np.pad(x[: self.length], ((0, max(0, self.length - n)), (0, 0)))
-        return ModelInput(self.normalise(x), notes)
+        return ModelInput(self.normalise(x), notes, min(n, self.length))
 
     def from_audio(self, content: bytes) -> ModelInput:
         """Preprocess a recording in any format that libsndfile reads: resampled, decimated, cut or padded."""
@@ -284,7 +293,7 @@ class Preprocessor:
         rate = round(self.sample_rate * self.step)  # sampling rate of the training recordings
         samples, notes = read_audio(content, "the recording", rate, self.length * self.step)
         result = self.from_values(samples[:: self.step])
-        return ModelInput(result.x, notes + result.notes)
+        return ModelInput(result.x, notes + result.notes, result.positions)
 
     def from_image(self, content: bytes) -> ModelInput:
         """Preprocess a PNG or JPEG image: cropped to the model's aspect ratio and resized."""

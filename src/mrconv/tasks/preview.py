@@ -30,23 +30,41 @@ def summary(data: Prepared) -> str:
     """Return counts, class balance, lengths, and changes made to the files, as lines of text."""
     symbols = f"{len(data.vocabulary)} symbols"
     kind = {"tokens": symbols, "text": symbols, "values": f"{data.channels} channel(s)"}.get(data.encoder, "")
-    lines = [f"{data.name}: {data.encoder}, length {data.length:,}, {kind}, {len(data.classes) or 'no'} classes"]
+    unit = data.target if data.target in ("labels", "values") else "classes"
+    lines = [f"{data.name}: {data.encoder}, length {data.length:,}, {kind}, {len(data.classes) or 'no'} {unit}"]
     if changes := data.facts.get("changes"):
         lines.append(f"changed: {changes}")
     lines.append("")
     unit = "characters" if data.encoder == "text" else "examples"
     lines += [f"{name:8s} {len(split):>9,} {unit}" for name, split in data.splits.items()]
     first = next(iter(data.splits.values()))
-    if data.classes:
-        lines += ["", f"classes of {first.name}"]
-        counts = np.bincount(np.asarray(first.y), minlength=len(data.classes))
+    if data.target == "values":
+        lines += ["", f"values of {first.name}", *_describe_values(data, first)]
+    elif data.classes:
+        lines += ["", f"{'labels' if data.target == 'labels' else 'classes'} of {first.name}"]
+        counts = label_counts(data, first)
+        total = counts.sum() if data.target == "positions" else len(first)
         for name, count in list(zip(data.classes, counts, strict=True))[:MAX_CLASSES]:
-            lines.append(f"{name[:16]:16s} {count:>9,}  {count / len(first):6.1%} {bar(count / counts.max())}")
+            lines.append(f"{name[:16]:16s} {count:>9,}  {count / total:6.1%} {bar(count / counts.max())}")
         if len(counts) > MAX_CLASSES:
             lines.append(f"... and {len(counts) - MAX_CLASSES} more")
     if first.offsets is not None:
         lines += ["", f"lengths of {first.name}", *histogram(first.lengths)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def label_counts(data: Prepared, split: Split) -> np.ndarray:
+    """Return how often each class occurs in the labels of a split."""
+    y = np.asarray(split.y)
+    if data.target == "labels":
+        return y.sum(0).astype(int)
+    return np.bincount(y[y >= 0], minlength=len(data.classes))
+
+
+def _describe_values(data: Prepared, split: Split) -> list[str]:
+    y = np.asarray(split.y, np.float64)
+    columns = zip(data.classes, y.mean(0), y.std(0), y.min(0), y.max(0), strict=True)
+    return [f"{name[:16]:16s} mean {m:.4g}, deviation {d:.4g}, from {a:.4g} to {b:.4g}" for name, m, d, a, b in columns]
 
 
 def histogram(lengths: np.ndarray, bins: int = 10) -> list[str]:
@@ -60,8 +78,15 @@ def histogram(lengths: np.ndarray, bins: int = 10) -> list[str]:
 
 
 def class_name(data: Prepared, split: Split, i: int) -> str:
-    """Return the class of example i, or its value for regression."""
-    return data.classes[int(split.y[i])] if data.classes else f"{split.y[i]}"
+    """Return the label of example i as text."""
+    y = np.asarray(split.y[i])
+    if data.target == "values":
+        return ", ".join(f"{name}={value:.4g}" for name, value in zip(data.classes, y, strict=True))
+    if data.target == "labels":
+        return "; ".join(data.classes[j] for j in np.flatnonzero(y)) or "no label"
+    if data.target == "positions":
+        return textwrap.shorten(" ".join(data.classes[j] for j in y if j >= 0), 100, placeholder=" ...")
+    return data.classes[int(y)] if data.classes else f"{y}"
 
 
 def describe_example(data: Prepared, split: Split, i: int) -> str:
@@ -154,6 +179,8 @@ def draw_examples(data: Prepared, out: Path, count: int = 8) -> None:
 
 def _choose_examples(data: Prepared, split: Split, count: int) -> list[int]:
     """Return the first examples of all classes in turn."""
+    if data.target != "class":
+        return list(range(min(count, len(split))))
     labels = np.asarray(split.y)
     by_class = [np.flatnonzero(labels == c)[: count // 2 + 1] for c in range(max(1, len(data.classes)))]
     in_turn = zip(*(indices for indices in by_class if len(indices)), strict=False)

@@ -58,7 +58,7 @@ class ResidentLoader(BatchLoader):
             y = self.labels.index_select(0, index)
             x, lengths = self._gather(self.first, batch, index)
             if self.second is None:
-                yield Batch(x, y, lengths)
+                yield Batch(x, self.cut_labels(y, x), lengths)
             else:
                 yield Batch(x, y, lengths, *self._gather(self.second, batch, index))
 

@@ -20,6 +20,7 @@ class _ArrayBatches(Dataset[Batch]):
 
     def __init__(self, loader: BatchLoader) -> None:
         self.split, self.plan, self.padded_length = loader.split, loader.plan, loader.padded_length
+        self.cut_labels = loader.cut_labels
         self.labels, self.normalise = label_tensor(loader.split), Normaliser(loader.data)
 
     def __len__(self) -> int:
@@ -34,7 +35,7 @@ class _ArrayBatches(Dataset[Batch]):
             return Batch(self.normalise(x), y)
         x, lengths = self._pad(split.x, split.offsets, local, batch)
         if split.x2 is None or split.offsets2 is None:
-            return Batch(x, y, lengths)
+            return Batch(x, self.cut_labels(y, x), lengths)
         return Batch(x, y, lengths, *self._pad(split.x2, split.offsets2, local, batch))
 
     def _pad(self, x: np.ndarray, offsets: np.ndarray, local: np.ndarray, batch: np.ndarray) -> tuple[Tensor, Tensor]:

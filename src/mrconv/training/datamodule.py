@@ -56,6 +56,10 @@ def make_task(experiment: Experiment) -> Task:
     if e.data:
         _check_data(e)
         options["path"] = e.data
+    if e.target != "class":
+        if e.task != "folder":
+            raise ValueError(f"target={e.target} is for custom data; set task=folder too, or leave target=class")
+        options["target"] = e.target
     if e.cache_dir:
         options["cache_dir"] = Path(e.cache_dir)
     return task(e.task, e.data_dir, **options)

@@ -90,7 +90,7 @@ def normalised_as_trained(data: Prepared, trained: Preprocessor, model: str) -> 
             f"the vocabulary of the data, {len(current.vocabulary)} symbols, differs from that of {model}, "
             f"{len(trained.vocabulary)} symbols"
         )
-    for name in ("kind", "channels", "sample_rate", "classes"):
+    for name in ("kind", "channels", "sample_rate", "target", "classes"):
         expected, actual = _as_text(trained, name), _as_text(current, name)
         if expected != actual:
             raise ValueError(f"{name.replace('_', ' ')} of the data: {actual:.200}; of {model}: {expected:.200}")

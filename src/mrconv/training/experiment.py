@@ -20,6 +20,11 @@ class TaskOptions:
     task: str = option("listops", "name of the task; `mrconv data list` prints them")
     task_options: dict[str, Any] = option({}, "options of the task; task.KEY=VALUE sets one")
     data: str = option("", 'path of custom data (task "folder")')
+    target: str = option(
+        "class",
+        "what to predict of custom data: one class, any number of labels, numeric values, or a class per position",
+        choices=("class", "labels", "values", "positions"),
+    )
     data_dir: str | None = option(None, "folder of the tasks' files")
     cache_dir: str | None = option(None, "folder of the arrays prepared from them")
     rate: float = option(1.0, "train on signals decimated to this fraction of their sampling rate: 1, 1/2, 1/3, ...")
@@ -143,6 +148,8 @@ class Experiment(_Options):
             raise ValueError(f"momentum must be in (0, 1]; got {self.momentum}")
         if self.clip and "fsdp" in self.strategy:
             raise ValueError(f"clip does not work with strategy={self.strategy}: set clip=0, or strategy=ddp")
+        if self.target == "values" and self.label_smoothing:
+            raise ValueError("label_smoothing is for classes; target=values has none")
         for name in ("patch_size", "layer_scale"):
             if getattr(self, name) != getattr(Experiment, name) and not self.depths:
                 raise ValueError(f"{name} needs depths: both are for image tasks")

@@ -96,7 +96,8 @@ def learning_curves(folder: Path, out: Path, result: dict[str, Any] | None = Non
         result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
     figure = Figure(figsize=(9, 3.6), layout=ConstrainedLayoutEngine(wspace=0.05))
     losses, scores = figure.subplots(1, 2, sharex=True)
-    metric = SCORES[result.get("metric") or ("bits" if any(key.endswith("/bits") for key in metrics) else "accuracy")]
+    recorded = [name for name in SCORES if any(key.endswith(f"/{name}") for key in metrics)]
+    metric = SCORES[result.get("metric") or (recorded or ["accuracy"])[0]]
     legend: dict[str, Any] = {}
     for name, colour in SPLITS.items():
         for axes, kind, scale in ((losses, "loss", 1.0), (scores, metric.name, metric.scale)):
@@ -105,7 +106,7 @@ def learning_curves(folder: Path, out: Path, result: dict[str, Any] | None = Non
                 style: dict[str, Any] = {"color": colour, "marker": "o" if len(epochs) < 25 else "", "markersize": 3.5}
                 (legend[name],) = axes.plot(epochs, [scale * v for v in values], linewidth=1.5, label=name, **style)
     legend |= _mark_best_and_paper(scores, metrics, result, metric.scale)
-    for axes, label in ((losses, "cross-entropy, nats"), (scores, metric.label)):
+    for axes, label in ((losses, "loss" if metric.name == "mae" else "cross-entropy, nats"), (scores, metric.label)):
         axes.set_xlabel("epoch")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

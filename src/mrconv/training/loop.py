@@ -36,10 +36,11 @@ from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
-from .module import NonFiniteError, Training, build_model, cross_entropy, logits
+from .module import NonFiniteError, Training, build_model, logits
 from .progress import EpochProgress
 from .run_names import recipe_changes
 from .scores import SCORES
+from .targets import TARGETS
 from .trainer import make_trainer
 
 
@@ -104,7 +105,8 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
         single_gpu = isinstance(trainer.accelerator, CUDAAccelerator) and trainer.world_size == 1
         compiled = single_gpu and worth_compiling(model, steps * experiment.epochs, datamodule.shapes)
     few_shapes = datamodule.shapes < math.inf
-    training = Training(experiment, model, metric, steps, datamodule.evaluated, few_shapes, compiled)
+    target = TARGETS[data.target](data)
+    training = Training(experiment, model, target, metric, steps, datamodule.evaluated, few_shapes, compiled)
     if trainer.is_global_zero:
         _write_start(experiment, folder, checkpoint, {"precision": trainer.precision, "compiled": compiled})
         if checkpoint is not None and not quiet:
@@ -215,7 +217,10 @@ def finish(folder: Path) -> dict[str, Any]:
 
 
 def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Model, int]:
-    """Return the model with the best readable weights of a run, unmerged and in eval mode, and their epoch."""
+    """Return the model with the best readable weights of a run, unmerged and in eval mode, and their epoch.
+
+    Its outputs are in the units of the data.
+    """
     path = latest_valid_checkpoint(folder, (BEST, LAST, PREVIOUS))
     if path is None:
         raise FileNotFoundError(f"{folder} has no checkpoint that can be read")
@@ -223,6 +228,7 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
     state = checkpoint["state_dict"]
     model = build_model(experiment, data)
     model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
+    TARGETS[data.target](data).fold_units(model)
     return model.eval(), checkpoint["epoch"] + 1
 
 
@@ -238,6 +244,7 @@ def score(
     """Return the score on validation and test, over all examples or `limit_eval` batches of the split."""
     model.eval()
     metric, scores, e = SCORES[data.metric], {}, experiment
+    target = TARGETS[data.target](data).to(device)
     size, options = EVALUATION_BATCHES * e.batch_size, {"bucket": True, "pad": e.pad, "train": False}
     loaders = {
         name: make_loader(data, name, size, None, e.workers, e.limit_eval, **options)
@@ -250,7 +257,7 @@ def score(
         for batch in loader:
             batch = batch.to(device)
             output = logits(model, batch, rate)
-            sums += torch.stack(metric.sums(output, batch.y, cross_entropy(output, batch.y)))
+            sums += torch.stack(metric.sums(output, batch.y, target.loss(output, batch.y)))
             count()
         scores[name] = float(sums[0] / sums[1])
     return scores

@@ -11,14 +11,12 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mrconv import LanguageModel, SequenceClassifier, TwoTowerClassifier, param_groups, reparameterize
+from mrconv import LanguageModel, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.config import BackboneOptions, values_of
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
-from mrconv.tasks.window_loader import IGNORED
 
 from .compilation import compile_blocks
 from .cuda_graphs import GraphedStep
@@ -26,6 +24,7 @@ from .experiment import Experiment
 from .image_model import build_image_model
 from .schedule import cosine_with_warmup
 from .scores import RunningScore, Score
+from .targets import TARGETS, Target
 
 CHECK_EVERY = 100  # steps between checks of losses and weights, each of which synchronises with the device
 
@@ -41,36 +40,28 @@ def build_model(experiment: Experiment, data: Prepared) -> Model:
         return build_image_model(e, data)
     if data.encoder not in ("tokens", "values", "text") or bool(data.classes) == (data.encoder == "text"):
         raise ValueError(
-            f"{data.name} is neither a task of classifying sequences or images, nor a language modelling task"
+            f"{data.name} is neither a task of labelled sequences or images, nor a language modelling task"
         )
     options: dict[str, Any] = (
         {"d_input": data.channels} if data.encoder == "values" else {"vocab_size": len(data.vocabulary)}
     )
     cls: type[Model] = LanguageModel
     if data.classes:
-        cls = TwoTowerClassifier if data.pair else SequenceClassifier
-        options |= {"n_classes": len(data.classes), "pool": e.pool}
+        target = TARGETS[data.target](data)
+        cls = TwoTowerClassifier if data.pair else target.model
+        options |= target.model_options(len(data.classes), e.pool)
     shared = values_of(e, BackboneOptions)
     shared |= {"mixer_options": dict(e.mixer_options) or None, "mask_padding": e.masks_padding}
     return cls(l_max=data.length, **shared, **options)
 
 
 def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
-    """Return the logits of a model for a batch of sequences, pairs or images."""
+    """Return the outputs of a model for a batch of sequences, pairs or images."""
     if batch.x.ndim == 4:
         return model(batch.x)
     if batch.x2 is None:
         return model(batch.x, lengths=batch.lengths, rate=rate)
     return model(batch.x, batch.x2, batch.lengths, batch.lengths2, rate=rate)
-
-
-def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy of logits (..., classes) over labels that are not ignored.
-
-    Labels y are integers (...), or probabilities (..., classes).
-    """
-    labels = y.flatten(0, -2) if y.is_floating_point() else y.flatten()
-    return F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 @torch.no_grad()
@@ -96,9 +87,10 @@ def average_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
 
 
 class Training(pl.LightningModule):
-    """Training by cross-entropy, for one class per example or for each next token.
+    """Training by the loss of the data's target.
 
     Args:
+        target: loss and units of the outputs.
         metric: the score of the task.
         evaluated: the splits that validation scores.
         few_shapes: whether batches have few shapes, so that a CUDA graph can be kept for each.
@@ -109,6 +101,7 @@ class Training(pl.LightningModule):
         self,
         experiment: Experiment,
         model: nn.Module,
+        target: Target,
         metric: Score,
         steps_per_epoch: int,
         evaluated: Sequence[str],
@@ -117,6 +110,7 @@ class Training(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.experiment, self.model, self.steps_per_epoch = experiment, model, steps_per_epoch
+        self.target = target
         self.evaluated, self.few_shapes = tuple(evaluated), few_shapes
         self.compiled = compiled
         if compiled:
@@ -150,10 +144,7 @@ class Training(pl.LightningModule):
         rate = optimizer.optimizer.param_groups[0]["lr"]
         optimizer.step()
         self.lr_schedulers().step()  # type: ignore[union-attr]
-        labels = (
-            batch.y.argmax(-1) if batch.y.is_floating_point() else batch.y
-        )  # for mixed images, the more probable class
-        self._score("fitted").update(output, labels, loss)
+        self._score("fitted").update(output, self.target.labels(batch.y), loss)
         self.recent.append(loss)
         self.rates.append(rate)
         if len(self.recent) == CHECK_EVERY:
@@ -161,9 +152,9 @@ class Training(pl.LightningModule):
         return loss
 
     def forward_backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the gradients; return the loss and the logits."""
-        output = logits(self.model, batch)
-        loss = cross_entropy(output, batch.y, self.experiment.label_smoothing)
+        """Compute the gradients; return the loss and the outputs."""
+        output = self.target.in_units(logits(self.model, batch))
+        loss = self.target.loss(output, batch.y, self.experiment.label_smoothing)
         with torch.autocast(self.device.type, enabled=False):
             self.manual_backward(loss)
         return loss.detach(), output.detach()
@@ -213,8 +204,8 @@ class Training(pl.LightningModule):
         if not self.merged:
             single = self.trainer.world_size == 1  # otherwise parameters may be sharded
             self.merged.append(reparameterize(copy.deepcopy(self.model)) if single else self.model)
-        output = logits(self.merged[0], batch)
-        self._score(self.evaluated[dataloader_idx]).update(output, batch.y, cross_entropy(output, batch.y))
+        output = self.target.in_units(logits(self.merged[0], batch))
+        self._score(self.evaluated[dataloader_idx]).update(output, batch.y, self.target.loss(output, batch.y))
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores of training and of all evaluated splits."""

@@ -1,4 +1,4 @@
-"""Scores of models, accuracy or bits per character, and their averages over examples."""
+"""Scores of models, such as accuracy or bits per character, and their averages over examples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Score(ABC):
 
 
 class Accuracy(Score):
-    """The fraction of correct predictions."""
+    """The fraction of correct predictions: of examples, of positions with a label, or of pairs of example and label."""
 
     name = "accuracy"
     label = "accuracy, %"
@@ -50,8 +50,9 @@ class Accuracy(Score):
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the number of correct predictions and of predictions."""
-        correct = logits.argmax(-1) == y
-        return correct.sum(), torch.full((), correct.numel(), device=y.device)
+        if y.ndim == logits.ndim:  # 0 and 1 for each label
+            return ((logits > 0) == (y > 0.5)).sum(), torch.full((), y.numel(), device=y.device)
+        return (logits.argmax(-1) == y).sum(), (y != IGNORED).sum()
 
     def text(self, value: float) -> str:
         """Return the score in percent."""
@@ -75,7 +76,23 @@ class Bits(Score):
         return f"{value:.3f} bits"
 
 
-SCORES: dict[str, Score] = {each.name: each for each in (Accuracy(), Bits())}
+class MeanAbsoluteError(Score):
+    """The mean absolute error of values, in their units."""
+
+    name = "mae"
+    label = "mean absolute error"
+    higher = False
+
+    def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the errors and the number of values."""
+        return (logits.double() - y).abs().sum(), torch.full((), y.numel(), device=y.device)
+
+    def text(self, value: float) -> str:
+        """Return the error with four digits."""
+        return f"mae {value:.4g}"
+
+
+SCORES: dict[str, Score] = {each.name: each for each in (Accuracy(), Bits(), MeanAbsoluteError())}
 
 
 class RunningScore(nn.Module):

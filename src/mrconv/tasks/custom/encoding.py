@@ -15,6 +15,7 @@ from ..image_files import fit_image
 from ..packing import pack
 from ..vocabulary import PADDING, CharacterEncoder, character_vocabulary
 from .file_readers import Examples
+from .labels import FORMATS
 
 MAX_TOKEN = 2**15 - 2
 ExamplesBySplit = Mapping[str, Examples]
@@ -147,17 +148,26 @@ def with_normalisation(arrays: dict[str, Arrays], facts: dict[str, Any]) -> Enco
     return {**arrays, "all": {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}}, facts
 
 
-def class_names(labels: Sequence[str]) -> list[str]:
-    """Return the sorted names of the classes; integers are sorted by value."""
-    names = set(labels)
-    integers = all(name.removeprefix("-").isdecimal() for name in names)
-    return sorted(names, key=lambda name: (int(name), name)) if integers else sorted(names)
+def output_names(parts: ExamplesBySplit, target: str) -> list[str]:
+    """Return the names of the outputs: those that the file sets, or the classes of all labels of these parts."""
+    given = {examples.outputs: examples.where for examples in parts.values()}
+    if len(given) > 1:
+        sizes = " and ".join(f"{where} has {', '.join(names) or 'none'}" for names, where in given.items())
+        raise DataError(f"expected the same names of {target} in all splits; {sizes}")
+    (names,) = given
+    return list(names) or FORMATS[target].classes([label for part in parts.values() for label in part.labels])
 
 
-def encode_labels(examples: Examples, classes: Sequence[str]) -> np.ndarray:
-    """Return the labels as indices of classes."""
-    indices = {name: i for i, name in enumerate(classes)}
+def encode_labels(examples: Examples, target: str, outputs: Sequence[str], length: int) -> np.ndarray:
+    """Return the labels as an array: see `labels.FORMATS`."""
+    known = set(outputs)
     for i, label in enumerate(examples.labels):
-        if label not in indices:
-            raise DataError(f"{examples.describe(i)}: class {label} is not in the training data")
-    return np.array([indices[label] for label in examples.labels], np.int32)
+        for name in FORMATS[target].names(label):
+            if name not in known:
+                raise DataError(f"{examples.describe(i)}: class {name} is not in the training data")
+        if target == "values" and len(label) != len(outputs):
+            raise DataError(f"{examples.describe(i)}: {len(label)} values; expected {len(outputs)}")
+        if target == "positions" and len(label) != len(examples.x[i]):
+            positions = f"{len(label)} labels of {len(examples.x[i])} positions"
+            raise DataError(f"{examples.describe(i)}: {positions}; expected a label for each")
+    return FORMATS[target].encode(examples.labels, outputs, length)

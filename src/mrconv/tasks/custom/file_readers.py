@@ -1,4 +1,4 @@
-"""Readers of custom data: arrays, tables, texts, recordings and images become examples with class names."""
+"""Readers of custom data: arrays, tables, texts, recordings and images become examples with labels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..audio_files import read_audio
 from ..errors import DataError
 from ..image_files import decode_image, fit_image
 from ..text_lines import read_json_lines, read_lines
+from .labels import FORMATS, labels_of_array, parse_label
 
 TABLES = (".npz", ".csv", ".tsv", ".jsonl", ".jsonl.xz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -32,18 +33,20 @@ class Examples:
         kind: kind of the examples.
         x: by kind: "text" strings, "tokens" integers (n, length), "values" (n, length, channels), "audio" arrays
             (samples,), "image" arrays (height, width, channels) with 1 or 3 channels.
-        labels: class names; "" where a label is missing.
+        labels: labels as `labels.FORMATS` has them for the target; None where a label is missing.
         where: the file or folder, for errors.
         names: names of the examples, for errors; by default their numbers.
         changes: what was changed to read them, with the number of examples.
+        outputs: names of the outputs that the file sets: values, and the columns of 0 and 1.
     """
 
     kind: str
     x: Sequence[Any] | np.ndarray
-    labels: Sequence[str]
+    labels: Sequence[Any]
     where: str
     names: Sequence[str] = ()
     changes: Counter[str] = field(default_factory=Counter)
+    outputs: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,9 +54,8 @@ class Examples:
     def take(self, indices: np.ndarray) -> Examples:
         """Return the examples at these indices."""
         x = self.x[indices] if isinstance(self.x, np.ndarray) else [self.x[i] for i in indices]
-        return Examples(
-            self.kind, x, [self.labels[i] for i in indices], self.where, [self.example_name(i) for i in indices]
-        )
+        names = [self.example_name(i) for i in indices]
+        return replace(self, x=x, labels=[self.labels[i] for i in indices], names=names)
 
     def example_name(self, i: int) -> str:
         """Return the name of example i."""
@@ -66,12 +68,32 @@ class Examples:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table: their names, and whether the labels and the texts must be there."""
+    """Columns of a table: their names, whether the labels and the texts must be there, and the target of the labels.
+
+    For target "values", `label` may name several columns, separated by commas.
+    """
 
     label: str
     text: str
     label_required: bool = True
     text_required: bool = False
+    target: str = "class"
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the columns of labels."""
+        return FORMATS[self.target].columns(self.label)
+
+    def parse(self, values: list[Any], where: str) -> Any:
+        """Return the label in the values of these columns."""
+        value = values[0] if len(values) == 1 else values
+        return parse_label(self.target, value, where, " and ".join(self.labels), self.label_required)
+
+    def examples(self, kind: str, x: Sequence[Any] | np.ndarray, labels: Sequence[Any], path: Path) -> Examples:
+        """Return the examples of a table."""
+        first = next((label for label in labels if label is not None), None)
+        outputs = FORMATS[self.target].names_of_outputs(first, self.labels)
+        return Examples(kind, x, labels, str(path), outputs=outputs)
 
 
 def suffix(path: Path | PurePosixPath) -> str:
@@ -80,10 +102,11 @@ def suffix(path: Path | PurePosixPath) -> str:
     return next((end for end in (*TABLES, *ARCHIVES, *MEDIA) if name.endswith(end)), path.suffix)
 
 
-def read_npz(path: Path, labelled: bool = True) -> dict[str, Examples]:
+def read_npz(path: Path, labelled: bool = True, target: str = "class") -> dict[str, Examples]:
     """Return the arrays x and y as "all", or x_train and y_train, and likewise val and test, by split.
 
-    Without `labelled`, the arrays of labels may be missing.
+    y holds, by target, classes (n,), 0 and 1 (n, labels), values (n,) or (n, values), or classes of positions (n,
+    length), where negative integers stand for no label. Without `labelled`, it may be missing.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -91,10 +114,12 @@ def read_npz(path: Path, labelled: bool = True) -> dict[str, Examples]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a file of numeric arrays saved by numpy.savez: {error}") from error
     names = {split: f"_{split}" for split in SPLITS if f"x_{split}" in arrays or f"y_{split}" in arrays} or {"all": ""}
-    return {split: _npz_examples(path, arrays, f"x{end}", f"y{end}", labelled) for split, end in names.items()}
+    return {split: _npz_examples(path, arrays, f"x{end}", f"y{end}", labelled, target) for split, end in names.items()}
 
 
-def _npz_examples(path: Path, arrays: dict[str, np.ndarray], x_name: str, y_name: str, labelled: bool) -> Examples:
+def _npz_examples(
+    path: Path, arrays: dict[str, np.ndarray], x_name: str, y_name: str, labelled: bool, target: str
+) -> Examples:
     needed = (x_name, y_name) if labelled else (x_name,)
     if not set(needed) <= set(arrays):
         raise DataError(f"{path} has {', '.join(arrays) or 'no array'}; expected {' and '.join(needed)}")
@@ -103,63 +128,60 @@ def _npz_examples(path: Path, arrays: dict[str, np.ndarray], x_name: str, y_name
         raise DataError(
             f"{where} is {x.dtype} of shape {x.shape}; expected integers or floats (n, length) or (n, length, channels)"
         )
-    labels = _npz_labels(path, x, arrays[y_name], x_name, y_name) if y_name in arrays else [""] * len(x)
+    labels, outputs = [None] * len(x), tuple[str, ...]()
+    if y_name in arrays:
+        labels = labels_of_array(target, y := arrays[y_name], x, f"{path}, {y_name}")
+        columns = [str(i) for i in range(y.shape[1])] if target == "labels" else ["y"]
+        outputs = tuple(columns) if target == "labels" else FORMATS[target].names_of_outputs(labels[0], columns)
     if x.dtype.kind != "f" and x.ndim == 2:
-        return Examples("tokens", x, labels, where)
-    return Examples("values", x[..., None] if x.ndim == 2 else x, labels, where)
-
-
-def _npz_labels(path: Path, x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> list[str]:
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.shape != x.shape[:1]:
-        raise DataError(
-            f"{path}: {x_name} has {len(x)} examples and {y_name} has shape {y.shape}; expected ({len(x)},)"
-        )
-    if y.dtype.kind not in "iuUb" and not (y.dtype.kind == "f" and np.array_equal(y, np.round(y))):
-        raise DataError(f"{path}: {y_name} is {y.dtype}; expected integers or names of classes")
-    return [str(label) for label in (y.astype(np.int64) if y.dtype.kind in "fb" else y).tolist()]
+        return Examples("tokens", x, labels, where, outputs=outputs)
+    return Examples("values", x[..., None] if x.ndim == 2 else x, labels, where, outputs=outputs)
 
 
 def read_table(path: Path, columns: Columns) -> Examples:
-    """Return the examples of a CSV or TSV file: texts if it has a text column, else numbers from all other columns."""
+    """Return the examples of a CSV or TSV file: texts if it has a text column, else numbers from all other columns.
+
+    `labels.FORMATS` describes the cells of labels by target.
+    """
     csv.field_size_limit(2**31 - 1)
     lines = (f"{line}\n" for _, line in read_lines(path))
     reader = csv.reader(lines, delimiter="\t" if suffix(path) == ".tsv" else ",", strict=True)
     x: list[Any] = []
-    labels: list[str] = []
+    labels: list[Any] = []
     try:
         header = next(reader, [])
-        label, text = _find_columns(path, header, columns)
+        given, text = _find_columns(path, header, columns)
+        numbers = [i for i in range(len(header)) if i not in given]
         for fields in reader:
             where = f"{path}, line {reader.line_num}"
             if not fields:
                 continue
             if len(fields) != len(header):
                 raise DataError(f"{where}: {len(fields)} columns; expected {len(header)}")
-            labels.append("" if label is None else _parse_label(fields[label], where, columns))
+            labels.append(columns.parse([fields[i] for i in given], where) if given else None)
             if text is not None:
                 x.append(fields[text])
             else:
-                numbers = [i for i in range(len(header)) if i != label]
                 x.append(_parse_numbers([fields[i] for i in numbers], [header[i] for i in numbers], where))
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
     if text is not None or not x:
-        return Examples("text", x, labels, str(path))
-    return Examples("values", np.stack(x)[..., None], labels, str(path))
+        return columns.examples("text", x, labels, path)
+    return columns.examples("values", np.stack(x)[..., None], labels, path)
 
 
-def _find_columns(path: Path, header: list[str], columns: Columns) -> tuple[int | None, int | None]:
+def _find_columns(path: Path, header: list[str], columns: Columns) -> tuple[list[int], int | None]:
     """Return the positions of the columns of labels and texts; raise DataError if one is required and missing."""
     found = ", ".join(header) or "none"
     if columns.text_required and columns.text not in header:
         raise DataError(f"{path} has columns {found}; expected {columns.text}, the column of texts of the training")
-    if columns.label_required and (columns.label not in header or len(header) < 2):
-        others = [name for name in header if name not in (columns.label, columns.text)]
+    missing = not set(columns.labels) <= set(header) or len(header) <= len(columns.labels)
+    if columns.label_required and missing:
+        others = [name for name in header if name not in (*columns.labels, columns.text)]
         hint = f". To name the column of labels, set task.label_column={others[-1]}" if others else ""
-        raise DataError(f"{path} has columns {found}; expected {columns.label} and others{hint}")
-    positions = [header.index(name) if name in header else None for name in (columns.label, columns.text)]
-    return positions[0], positions[1]
+        raise DataError(f"{path} has columns {found}; expected {', '.join(columns.labels)} and others{hint}")
+    labels = [header.index(name) for name in columns.labels if name in header]
+    return labels, header.index(columns.text) if columns.text in header else None
 
 
 def _parse_numbers(fields: list[str], names: list[str], where: str) -> np.ndarray:
@@ -177,25 +199,21 @@ def _parse_numbers(fields: list[str], names: list[str], where: str) -> np.ndarra
         raise
 
 
-def _parse_label(label: Any, where: str, columns: Columns) -> str:
-    if not columns.label_required and label in ("", None):
-        return ""
-    if isinstance(label, bool) or not isinstance(label, str | int) or not str(label).strip():
-        raise DataError(f"{where}: {columns.label} is {label!r:.60}; expected a name or an integer")
-    return str(label).strip()
-
-
 def read_jsonl(path: Path, columns: Columns) -> Examples:
-    """Return the examples of a file with one JSON object of text and label per line."""
-    x, labels = [], []
-    optional = () if columns.label_required else (columns.label,)
+    """Return the examples of a file with one JSON object of text and label per line.
+
+    A label may be a list: of names for target "labels", of numbers for "values", of classes for "positions".
+    """
+    x: list[str] = []
+    labels: list[Any] = []
+    optional = () if columns.label_required else tuple(columns.labels)
     hint = "; for other names, set task.label_column and task.text_column" if columns.label_required else ""
-    for number, (text, label) in read_json_lines(path, columns.text, columns.label, optional=optional, hint=hint):
+    for number, (text, *label) in read_json_lines(path, columns.text, *columns.labels, optional=optional, hint=hint):
         if not isinstance(text, str):
             raise DataError(f"{path}, line {number}: {columns.text} is {text!r:.60}; expected a string")
         x.append(text)
-        labels.append(_parse_label(label, f"{path}, line {number}", columns))
-    return Examples("text", x, labels, str(path))
+        labels.append(columns.parse(label, f"{path}, line {number}"))
+    return columns.examples("text", x, labels, path)
 
 
 def class_folders(path: Path, exclude: Path) -> list[Path]:

@@ -1,12 +1,13 @@
-"""The task of custom data: sequences of any kind from local files, with their classes."""
+"""The task of custom data: sequences of any kind from local files, with their labels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from ..._utils.checks import check_choice
 from ..base import Task, register_task
 from ..cache import Built
 from ..errors import DataError, MissingData
@@ -27,6 +28,7 @@ from .file_readers import (
     read_table,
     suffix,
 )
+from .labels import FORMATS
 
 SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
@@ -34,13 +36,25 @@ SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test
 @register_task("folder")
 @dataclass(frozen=True)
 class CustomData(Task):
-    """Classification of custom data in a file or folder `path`, whose content determines the kind of the examples.
+    """Custom data in a file or folder `path`, whose content determines the kind of the examples.
 
     - `.npz` with x and y, or x_train, y_train, and likewise val and test. Integers x (n, length) are tokens; anything
       else (n, length[, channels]) is values, stored as float32 unless they are uint8 or int16.
     - `.csv` or `.tsv` with a header: a column of labels, and a column of texts or else numbers in all others;
       `.jsonl` or `.jsonl.xz` with a text and a label per line. Texts are sequences of characters.
     - a folder or archive with a folder of recordings (WAV, FLAC, OGG, MP3) or images (PNG, JPEG) for each class.
+
+    `target` is what a model predicts, and what the labels are:
+
+    | target | column of labels in .csv, .tsv | in .jsonl | y in .npz |
+    |---|---|---|---|
+    | "class" | a name or an integer | the same | integers or strings (n,) |
+    | "labels" | names separated by ";" | a list of names | 0 and 1 (n, labels) |
+    | "values" | a number, in one or several columns | a number or a list | numbers (n,) or (n, values) |
+    | "positions" | a word, or a character, per position | a list | integers or strings (n, length) |
+
+    In "positions", a negative integer of an array and null in a list stand for a position without a label. The folders
+    of recordings and images name classes only.
 
     A folder may hold one of these for each split (train.csv, test.csv; train.zip; train/), with or without val. If
     there is only one part, val and test are drawn from it by `seed`. Values are normalised by mean and standard
@@ -61,7 +75,9 @@ class CustomData(Task):
             the right.
         cut: cut longer sequences.
         val_fraction, test_fraction, seed: sizes and seed of splits that are drawn.
-        label_column, text_column: column names of tables.
+        label_column, text_column: column names of tables; for target "values", several are a list or are separated by
+            commas.
+        target: "class", "labels" (several classes, or none), "values" (regression) or "positions" (a class for each).
         sample_rate: sampling rate, in samples a second, to which recordings are resampled.
         grey: convert colour images to greyscale.
         size: height and width to which images are resized; 0 stands for the most frequent size in the training data.
@@ -80,11 +96,13 @@ class CustomData(Task):
     grey: bool = False
     size: int = 0
     sequence: bool = True
+    target: str = "class"
 
     title: ClassVar[str] = "custom data: arrays, tables, texts, recordings or images"
 
     def check(self) -> None:
         """Raise ValueError for invalid options."""
+        check_choice("target", self.target, tuple(FORMATS))
         if self.length < 0:
             raise ValueError(f"length must be 0, for the longest, or more; got {self.length}")
         if self.size < 0:
@@ -94,6 +112,15 @@ class CustomData(Task):
         val, test = self.val_fraction, self.test_fraction
         if not (val >= 0 and test >= 0 and val + test < 1):
             raise ValueError(f"val_fraction and test_fraction must be at least 0, in sum below 1; got {val} and {test}")
+
+    def __post_init__(self) -> None:
+        """Join a list of columns, so that options are plain values."""
+        if not isinstance(self.label_column, str):
+            object.__setattr__(self, "label_column", ",".join(self.label_column))
+
+    def options(self) -> dict[str, Any]:
+        """Return the options, without a target that is the default: caches are older than this option."""
+        return {name: z for name, z in super().options().items() if (name, z) != ("target", "class")}
 
     def sources(self) -> Sequence[Path]:
         """Return the files; for a folder, its class folders, because the cache may be beside them."""
@@ -113,22 +140,30 @@ class CustomData(Task):
             got = " and ".join(f"{kind} in {where}" for kind, where in kinds.items())
             raise DataError(f"{self.path}: expected examples of one kind; got {got}")
         (kind,) = kinds
+        if self.target != "class" and kind in ("audio", "image"):
+            raise DataError(
+                f"{self.path} has {kind} files, whose folders are classes; target={self.target} needs a table or arrays"
+            )
         if kind == "image":
             parts = encoding.fit_images(parts)
         changes = encoding.describe_changes(parts)
         if len(parts) == 1:
             (examples,) = parts.values()
-            classes, parts = encoding.class_names(examples.labels), self._draw_splits(examples)
+            outputs, parts = encoding.output_names(parts, self.target), self._draw_splits(examples)
         else:  # a class that occurs only outside of train is an error
-            classes = encoding.class_names(parts["train"].labels)
-        if len(classes) < 2:
-            raise DataError(f"{self.path}: expected at least two classes; all examples are {classes[0]}")
+            outputs = encoding.output_names({"train": parts["train"]}, self.target)
+        if len(outputs) < 2 and self.target in ("class", "positions"):
+            raise DataError(f"{self.path}: expected at least two classes; all examples are {', '.join(outputs)}")
+        if not outputs:
+            raise DataError(f"{self.path}: no example has a label")
         arrays, facts = self._encode(kind, parts)
         for split, examples in parts.items():
-            arrays[split]["y"] = encoding.encode_labels(examples, classes)
+            arrays[split]["y"] = encoding.encode_labels(examples, self.target, outputs, facts["length"])
+        if self.target != "class":
+            facts |= {"target": self.target, "metric": FORMATS[self.target].metric}
         columns = {"label_column": self.label_column, "text_column": self.text_column}  # as prediction reads tables
         facts |= columns | ({"changes": changes} if changes else {})
-        return arrays, {"classes": classes, "kind": kind, **facts}
+        return arrays, {"classes": outputs, "kind": kind, **facts}
 
     def _paths(self) -> dict[str, Path]:
         """Return the file or folder of each split, or of "all"."""
@@ -158,7 +193,7 @@ class CustomData(Task):
         parts: dict[str, Examples] = {}
         for split, path in self._paths().items():
             if path.is_file() and suffix(path) == ".npz":
-                arrays = read_npz(path)
+                arrays = read_npz(path, target=self.target)
                 if split != "all" and "all" not in arrays:
                     raise DataError(f"{path} has arrays of {', '.join(arrays)}; expected x and y: its name is {split}")
                 parts |= arrays if split == "all" else {split: arrays["all"]}
@@ -170,7 +205,7 @@ class CustomData(Task):
 
     @property
     def _columns(self) -> Columns:
-        return Columns(self.label_column, self.text_column)
+        return Columns(self.label_column, self.text_column, target=self.target)
 
     def _read_path(self, path: Path, count: ProgressCounter) -> Examples:
         if path.is_dir():
