@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import mrconv
 from mrconv import inference
 from mrconv.tasks import DataError
 
@@ -214,6 +215,13 @@ def test_a_model_is_loaded_with_its_branches_or_merged(tmp_path):
     folder = save("text", tmp_path)
     with pytest.raises(ValueError, match="is merged: it has no branches"):
         inference.load(folder, merged=False)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nope does not exist"):
+        mrconv.load(tmp_path / "nope")
+    with pytest.raises(FileNotFoundError, match=r"contains no model \(no config\.json\)"):
+        mrconv.load(tmp_path)
 
 
 def test_a_language_model_predicts_the_next_symbol_and_generates(tmp_path):

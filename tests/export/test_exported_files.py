@@ -279,7 +279,7 @@ def test_a_baseline_is_exported_with_a_fixed_length(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["/nowhere", "--format", "torch"], "/nowhere contains no model"),
+        (["/nowhere", "--format", "torch"], "/nowhere does not exist"),
         (["{saved}"], "required: --format"),
         (["{saved}", "--format", "tflite"], "'tflite'"),
         (["{saved}", "--format", "onnx", "--dtype", "bfloat16"], "needs device='cpu' and dtype float32 or float16"),

@@ -362,7 +362,7 @@ def test_memory_does_not_grow_with_requests(text_server):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere contains no model (no config.json)"),
+        (["nowhere"], "nowhere does not exist"),
         (["."], ". contains no model (no config.json)"),
         ([".", "--port", "70000"], "must be a port from 0 to 65535; got '70000'"),
         ([".", "--timeout", "0"], "must be more than 0"),

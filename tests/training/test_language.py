@@ -207,7 +207,7 @@ def test_models_that_cannot_generate_are_reported(trained, tmp_path, capsys):
     for folder, message in (
         ("classifier", "classifier holds a SequenceClassifier"),
         ("undescribed", "inputs.json describes another model, with 1 symbols and 0 classes; this model has 5 symbols"),
-        ("nowhere", "nowhere contains no model"),
+        ("nowhere", "nowhere does not exist"),
     ):
         with pytest.raises(SystemExit):
             main(["generate", str(tmp_path / folder), "--prompt", "the"])

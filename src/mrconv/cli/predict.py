@@ -7,6 +7,7 @@ import csv
 import json
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -27,7 +28,7 @@ recording, image, text or JSON, {"values": [[...], ...]} or {"text": "..."}. - i
 JSON object too."""
 
 FIELDS = ("probabilities", "values", "positions")  # of a prediction, by the model's target
-MAX_NOTES = 5  # inputs whose notes are printed
+MAX_NOTES = 5  # printed, the most frequent first
 
 
 def add(commands: Any) -> None:
@@ -111,12 +112,16 @@ def _print_summary(results: Sequence[tuple[Input, Prediction]]) -> None:
         print(
             f"{sum(known):,} of {len(known):,} known labels predicted, {sum(known) / len(known):.1%}", file=sys.stderr
         )
-    noted = [(each, prediction.notes) for each, prediction in results if prediction.notes]
-    for each, notes in noted[:MAX_NOTES]:
-        name = f"{each.name}: " if len(results) > 1 else ""
-        print("\n".join(f"note: {name}{note}" for note in notes), file=sys.stderr)
-    if len(noted) > MAX_NOTES:
-        print(f"note: {len(noted) - MAX_NOTES:,} more inputs have notes: --json or --out lists them", file=sys.stderr)
+    inputs: dict[str, list[str]] = defaultdict(list)
+    for each, prediction in results:
+        for note in prediction.notes:
+            inputs[note].append(each.name)
+    frequent = sorted(inputs, key=lambda note: -len(inputs[note]))
+    for note in frequent[:MAX_NOTES]:
+        where = f"{len(names):,} inputs" if len(names := inputs[note]) > 1 else names[0]
+        print(f"note: {note}" + (f" ({where})" if len(results) > 1 else ""), file=sys.stderr)
+    if len(frequent) > MAX_NOTES:
+        print(f"note: {len(frequent) - MAX_NOTES:,} more notes: --json and --out list them", file=sys.stderr)
 
 
 def write_table(path: Path, results: Sequence[tuple[Input, Prediction]]) -> None:

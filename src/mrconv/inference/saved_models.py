@@ -26,6 +26,8 @@ ARCHITECTURES: dict[str, type[Model]] = {
 def load_model(folder: Path) -> Model:
     """Load a saved model as the class that its config.json names."""
     config = folder / CONFIG
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} does not exist")
     if not config.exists():
         raise FileNotFoundError(f"{folder} contains no model (no {CONFIG})")
     name = read_json(config).get("architecture")
