@@ -88,15 +88,34 @@ def test_a_pipe_gets_plain_lines_while_data_is_prepared(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_pipe_gets_plain_lines_within_an_epoch(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(status_lines, "INTERVAL", 0.001)
+def test_every_phase_of_a_run_has_a_status(tmp_path, monkeypatch):
+    statuses, started = [], []
+
+    class Recorder(status_lines.StatusLines):
+        def __setattr__(self, name, value):
+            if name == "status":
+                statuses.append(value)
+            super().__setattr__(name, value)
+
+        def start(self):
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr(progress, "StatusLines", Recorder)
+    monkeypatch.setattr("mrconv._utils.progress_bar.StatusLines", Recorder)
     monkeypatch.setattr(progress, "UPDATE_SECONDS", 0)
     loop.train(miniature.listops(epochs=2, data_dir=str(tmp_path), out=str(tmp_path)), tmp_path / "run")
-    error = capsys.readouterr().err
-    assert "\x1b" not in error
-    live = r"epoch \d/2: \d/4, loss \d\.\d{4}, train \d+\.\d\d%, [\d,]+ examples/s, \d:\d\d:\d\d left \(0:00:0\d\)"
-    for pattern in (live, r"epoch \d/2: evaluation \(.*\)", r"scoring \S+, merged(: \d of \d)? \(.*\)"):
-        assert any(re.fullmatch(pattern, line) for line in error.splitlines()), (pattern, error)
+    live = r"epoch 2/2: \d/4, loss \d\.\d{4}, train \d+\.\d\d%, [\d,]+ examples/s, \d:\d\d:\d\d left"
+    phases = [
+        "epoch 1/2: first step",
+        live,
+        "epoch 2/2: evaluation",
+        r"scoring \S+, merged",
+        r"scoring \S+, merged: 1 of 2",
+    ]
+    for phase in phases:
+        assert any(re.fullmatch(phase, status) for status in statuses), (phase, statuses)
+    assert len({id(lines) for lines in started}) == 3  # the training, and the scores of two models
     assert not any(thread.name == "status lines" for thread in threading.enumerate())
 
 
