@@ -14,7 +14,9 @@ import torch
 import yaml
 
 from mrconv import SequenceClassifier, reparameterize
-from mrconv.kernels import protocol as base
+from mrconv.kernels.protocol import KERNELS
+from mrconv.mixers import MIXERS
+from mrconv.tasks.base import TASKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,7 +27,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.fixture
 def _clean(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base.KERNELS, "entries", dict(base.KERNELS.entries))
+    for registry in (KERNELS, MIXERS, TASKS):
+        monkeypatch.setattr(registry, "entries", dict(registry.entries))
     yield
     torch.set_default_dtype(torch.float32)
 
@@ -48,6 +51,7 @@ def test_the_pages_have_the_blocks_they_should():
     assert counts["quickstart.md"] >= 4
     assert counts["tour.md"] >= 8
     assert counts["kernels.md"] >= 2
+    assert counts["plugins.md"] >= 2
 
 
 def test_readme_has_at_most_150_lines():

@@ -16,15 +16,18 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ._utils.model_card import MARK, model_card
+from ._utils.plugins import plugins_of_record
 from .config import Config, documented
+from .kernels.protocol import KERNELS
 from .layer import FORMAT_VERSION, MRConv
+from .mixers import MIXERS
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 MODEL, MERGED = "model", "merged"
 """Subfolders of a run with its trained and its merged model."""
 RUN_FOLDERS = ("runs", "results")
 """Folders of runs, which are no names of users on the hub."""
-HEADER = ("architecture", "format_version")
+HEADER = ("architecture", "format_version", "plugins")
 
 
 class _LocalMixin:
@@ -139,8 +142,15 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
 
     def _config_json(self) -> dict[str, Any]:
         """Return the contents of config.json."""
-        header = dict(zip(HEADER, (type(self).__name__, FORMAT_VERSION), strict=True))
+        header: dict[str, Any] = {"architecture": type(self).__name__, "format_version": FORMAT_VERSION}
+        if plugins := self._plugins():
+            header["plugins"] = plugins
         return header | dataclasses.asdict(self.current_config())
+
+    def _plugins(self) -> list[str]:
+        """Return the modules outside of mrconv that register the kernel and the mixer of the config."""
+        kernel, mixer = (getattr(self.config, name, None) for name in ("kernel", "mixer"))
+        return sorted({module for module in (KERNELS.plugin(kernel), MIXERS.plugin(mixer)) if module is not None})
 
     def _save_pretrained(self, save_directory: Path) -> None:
         state = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
@@ -155,6 +165,7 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
         model_id: str,
         architecture: str | None = None,
         format_version: int = 0,
+        plugins: object = (),
         revision: str | None = None,
         cache_dir: str | Path | None = None,
         force_download: bool = False,
@@ -192,7 +203,8 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
         dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
         if len(dtypes) == 1 and options.get("dtype") is None:
             options["dtype"] = dtypes.pop()
-        model = cls(**options)
+        with plugins_of_record(model_id, plugins):
+            model = cls(**options)
         model.load_state_dict(state)
         model.results = results
         return model.eval()

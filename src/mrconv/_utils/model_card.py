@@ -35,6 +35,7 @@ def model_card(
     lines = [f"| {split} {metric} | {x:{METRICS[metric]}} |" for split, x in scores.items()]
     lines += [f"| {key} | {value} |" for key, value in results.items() if key not in ("name", "task", metric)]
     table = "\n".join(["## Results", "", "| | |", "|---|---|", *lines, "", ""]) if lines else ""
+    plugins = "".join(f"import {module}  # a plug-in\n" for module in config.get("plugins", ()))
     return f"""---
 {metadata}
 ---
@@ -46,7 +47,7 @@ def model_card(
 A {config["architecture"]} of reparameterized multi-resolution convolutions, {form}: {parameters:,} parameters.{trained}
 
 ```python
-from mrconv import {config["architecture"]}
+{plugins}from mrconv import {config["architecture"]}
 
 model = {config["architecture"]}.from_pretrained("...")  # this repository or folder
 ```

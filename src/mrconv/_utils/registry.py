@@ -6,6 +6,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from .plugins import NotRegistered, load_entry_points
 from .suggest import closest
 
 T = TypeVar("T")
@@ -40,14 +41,25 @@ class Registry(Generic[T]):
         return sorted(self.entries)
 
     def get(self, name: str) -> type[T]:
-        """Return the class of a name; raise ValueError for an unknown name and suggest the closest."""
+        """Return the class of a name; raise NotRegistered for an unknown name and suggest the closest.
+
+        The plug-ins of installed packages are imported first if none has registered the name yet.
+        """
         if not isinstance(name, str) or name not in self.entries:
-            hint = closest(name, self.entries)
-            raise ValueError(f"{self.kind} must be one of {', '.join(self.names())}; got {name!r}{hint}")
+            load_entry_points()
+        if not isinstance(name, str) or name not in self.entries:
+            hint, names = closest(name, self.entries), ", ".join(self.names())
+            raise NotRegistered(f"{self.kind} must be one of {names}; got {name!r}{hint}", self.kind, name)
         entry = self.entries[name]
         if isinstance(entry, str):
             entry = self.entries[name] = pkgutil.resolve_name(entry)
         return entry
+
+    def plugin(self, name: object) -> str | None:
+        """Return the module outside of mrconv that registered a name; None for a class of mrconv or of a script."""
+        entry = self.entries.get(name) if isinstance(name, str) else None
+        module = "mrconv" if entry is None or isinstance(entry, str) else entry.__module__
+        return None if module.split(".")[0] in ("mrconv", "__main__") else module
 
 
 def _path(entry: type[Any] | str) -> str:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mrconv
+from mrconv._utils.plugins import load_plugins
 
 from . import bench, data, evaluate, export, generate, info, plot, predict, results, run, serve, train
-from .parser import CommandError, Parser
+from .parser import CommandError, Parser, command_errors
 
 __all__ = ["CommandError", "main"]
 
@@ -55,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_rest(given, rest)
     given.command = shlex.join(["mrconv", *argv])
     try:
+        if plugins := getattr(given, "plugins", []):
+            with command_errors():
+                load_plugins(plugins)
         given.run(given)
         sys.stdout.flush()
     except (BrokenPipeError, CommandError) as error:

@@ -50,7 +50,9 @@ def add(commands: Any) -> None:
 def run_list(args: argparse.Namespace) -> None:
     """Print all tasks with their options."""
     from mrconv import tasks
+    from mrconv._utils.plugins import load_entry_points
 
+    load_entry_points()
     for name in tasks.task_names():
         cls = tasks.task_class(name)
         task = cls(data_dir(args), args.cache_dir)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mrconv._utils.progress_bar import progress_bar
 
-from .parser import CommandError, add_device, command_errors, usable_device
+from .parser import CommandError, add_device, add_plugins, command_errors, usable_device
 
 
 def add(commands: Any) -> None:
@@ -23,17 +23,20 @@ def add(commands: Any) -> None:
         "--branches", action="store_true", help="score the model as trained, with its branches; default: merged"
     )
     add_device(parser)
+    add_plugins(parser)
     parser.set_defaults(run=evaluate)
     about = "end a run before its last epoch: score, merge and record its best weights, marked as partial"
     more = " `mrconv train` can still resume it."
     parser = commands.add_parser("finish", help=about, description=about.capitalize() + "." + more)
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
+    add_plugins(parser)
     parser.set_defaults(run=finish)
     about = "merge a run's model into one kernel per layer, and compare its logits with the unmerged model's"
     parser = commands.add_parser("reparameterize", help=about, description=about.capitalize() + ".")
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--rate", type=float, help="sampling rate to merge at, relative to that of training")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/merged, at a rate RUN/merged-RATE")
+    add_plugins(parser)
     parser.set_defaults(run=reparameterize)
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError, optional_imports, positive, usable_device
+from .parser import CommandError, add_plugins, optional_imports, positive, usable_device
 
 ABOUT = """Write a merged model as a file that runs without mrconv, and compare the outputs of the file and of the
 model on random inputs. Nothing is written unless they agree."""
@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the parameters; default: that of the model")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that runs the file; default: cpu")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: FOLDER/model or FOLDER/step, and a suffix")
+    add_plugins(parser)
     parser.set_defaults(run=run)
 
 

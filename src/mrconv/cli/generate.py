@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError, add_device, command_errors, positive, usable_device
+from .parser import CommandError, add_device, add_plugins, command_errors, positive, usable_device
 
 
 def add(commands: Any) -> None:
@@ -29,6 +29,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--seed", type=int, help="for reproducible text; default: a new seed every time")
     parser.add_argument("--branches", action="store_true", help="use the model as trained; default: merged")
     add_device(parser)
+    add_plugins(parser)
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError
+from .parser import CommandError, add_plugins
 
 
 def add(commands: Any) -> None:
@@ -18,6 +18,7 @@ def add(commands: Any) -> None:
         "folder that save_pretrained wrote"
     )
     parser.add_argument("model", metavar="NAME_OR_FOLDER", help=what)
+    add_plugins(parser)
     parser.set_defaults(run=run)
 
 

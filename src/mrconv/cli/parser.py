@@ -57,6 +57,16 @@ def positive(text: str) -> int:
     return value
 
 
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """Add --plugins, whose modules `main` imports before it runs the command."""
+    what = "import these modules, which register kernels, mixers and tasks; a folder's record never imports code"
+    parser.add_argument("--plugins", type=_split, action="extend", default=[], metavar="MODULE,...", help=what)
+
+
+def _split(text: str) -> list[str]:
+    return text.split(",")
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add --device, which `usable_device` reads."""
     parser.add_argument("--device", help="default: cuda if available, else cpu")

@@ -10,7 +10,7 @@ from typing import Any
 
 from mrconv._utils.extras import needs
 
-from .parser import CommandError, optional_imports
+from .parser import CommandError, add_plugins, optional_imports
 
 RUN = "run"
 BENCHMARKS = {
@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
     trained = figures.add_parser(RUN, help=what, description=what[0].upper() + what[1:] + ".")
     trained.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     trained.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/figures")
+    add_plugins(trained)
     trained.set_defaults(run=plot_run)
 
 

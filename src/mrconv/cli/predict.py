@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrconv._utils.progress_bar import progress_bar
 
-from .parser import CommandError, add_device, command_errors, positive, usable_device
+from .parser import CommandError, add_device, add_plugins, command_errors, positive, usable_device
 
 if TYPE_CHECKING:
     from mrconv.inference import Prediction, Predictor
@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
     about = "write a table of inputs, labels where known, predictions and all probabilities, instead of printing them"
     parser.add_argument("--out", type=Path, metavar="CSV", help=about)
     add_device(parser)
+    add_plugins(parser)
     parser.set_defaults(run=run)
 
 

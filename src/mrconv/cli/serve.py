@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .parser import CommandError, add_device, command_errors, optional_imports, positive, usable_device
+from .parser import CommandError, add_device, add_plugins, command_errors, optional_imports, positive, usable_device
 
 ABOUT = """Serve a trained model over HTTP: POST /predict, WebSocket /stream, /model, /health, /metrics (Prometheus),
 and a demo page at /. SIGTERM or Ctrl-C stops the server after it has answered the requests that it has received."""
@@ -19,6 +19,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     parser.add_argument("--port", type=_port, default=8000, help="default: 8000; 0 chooses a free port")
     add_device(parser)
+    add_plugins(parser)
     parser.add_argument(
         "--max-body", type=positive, default=10_000_000, metavar="BYTES", help="of a request; default: 10,000,000"
     )

@@ -8,19 +8,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .parser import CommandError, Parser
+from .parser import CommandError, Parser, add_plugins
 
 if TYPE_CHECKING:
     from mrconv.tasks import Task
 
 
 def add_folder_arguments(parser: Parser) -> None:
-    """Add --data-dir and --cache-dir."""
+    """Add --data-dir, --cache-dir and --plugins."""
     default = "default: $MRCONV_DATA, else ./data"
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help=f"folder of the data files; {default}")
     parser.add_argument(
         "--cache-dir", type=Path, metavar="DIR", help="folder of the prepared arrays; default: cache in the data folder"
     )
+    add_plugins(parser)
 
 
 def add_task_arguments(parser: Parser, out: str | None = None) -> None:

@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mrconv._utils.plugins import load_plugins
 from mrconv.mixers import mixer_class
 from mrconv.tasks import DataError, task_class, task_names
 
@@ -79,8 +80,8 @@ def hydra_overrides(settings: Sequence[str]) -> list[str]:
     """Return the settings in Hydra's grammar.
 
     task.KEY and mixer.KEY become options of the task and the mixer. task.rate becomes rate, as no task has such an
-    option (`register_task`). experiment= with variant= becomes experiment= with the name of the preset. Values that
-    Hydra cannot parse are quoted.
+    option (`register_task`). plugins=A,B becomes a list. experiment= with variant= becomes experiment= with the name of
+    the preset. Values that Hydra cannot parse are quoted.
     """
     overrides = []
     for text in _select_presets(settings):
@@ -89,6 +90,8 @@ def hydra_overrides(settings: Sequence[str]) -> list[str]:
             text = key if key.startswith("rate=") else f"task_options.{key}"
         elif text.startswith("mixer."):
             text = f"mixer_options.{text.removeprefix('mixer.')}"
+        elif text.startswith("plugins="):
+            text = f"plugins=[{text.removeprefix('plugins=').strip('[]')}]"
         overrides.append(_quoted(f"++{text}" if text.startswith(("task_options", "mixer_options")) else text))
     return overrides
 
@@ -219,8 +222,12 @@ def _describe_missing_plugin(kind: str, name: str) -> str:
 
 
 def _experiment(config: DictConfig, naming_keys: Sequence[str]) -> Experiment:
-    """Return the experiment of a composed config, named after the settings that differ from its preset."""
+    """Return the experiment of a composed config, named after the settings that differ from its preset.
+
+    Its plug-ins are imported: the config is what the user gave, not a record.
+    """
     experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    load_plugins(experiment.plugins)
     if experiment.mixer != "conv":  # ConvNeXt's convolution, which only image models have
         mixer_class(experiment.mixer)  # raises ValueError if unknown
     if experiment.data:

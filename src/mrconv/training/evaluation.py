@@ -23,11 +23,12 @@ from .composition import compose, hydra_overrides
 from .datamodule import prepare
 from .experiment import Experiment
 from .loop import check_options, score
-from .rundir import read_run
+from .rundir import check_registered, read_run
 from .scores import SCORES
 
 CHANGEABLE_FOR_EVALUATION = {
-    "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers"
+    "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers",
+    "plugins",
 }  # fmt: skip
 
 
@@ -62,6 +63,7 @@ def evaluate(
     """
     trained = dataclasses.replace(read_run(folder), limit_eval=0)
     experiment = with_settings(trained, settings)
+    check_registered(experiment, folder)
     check_options(experiment)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data, preprocessor = prepare(experiment, progress), load_preprocessor(folder / MODEL)

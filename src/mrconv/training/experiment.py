@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._utils.plugins import is_module_name
 from .._utils.suggest import closest
 from ..config import BackboneOptions, PoolingOptions, StageOptions, check_constraints, documented, option
 
@@ -109,6 +110,7 @@ class MachineOptions:
     checkpoint_minutes: float = option(10.0, "minutes between checkpoints within an epoch", at_least=0)
     limit_train: int = option(0, "batches per training epoch; 0: all", at_least=0)
     limit_eval: int = option(0, "batches per evaluation; 0: all", at_least=0)
+    plugins: list[str] = option([], "modules that register custom kernels, mixers and tasks; imported first")
     wandb: str = option("", "project of Weights & Biases")
     out: str = option("runs", "folder in which the run's folder is created")
 
@@ -135,6 +137,8 @@ class Experiment(_Options):
         check_constraints(self)
         if not self.name or ".." in self.name.split("/"):
             raise ValueError(f"name must be the name of a folder in out; got {self.name!r}")
+        if not isinstance(self.plugins, list) or not all(map(is_module_name, self.plugins)):
+            raise ValueError(f"plugins must be names of modules such as my_package.kernels; got {self.plugins}")
         if not self.out:
             raise ValueError("out must not be empty: the run's folder is created in it")
         if self.stop_after > self.epochs:

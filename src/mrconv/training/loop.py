@@ -202,6 +202,7 @@ def finish(folder: Path) -> dict[str, Any]:
     The recorded environment remains that of the training.
     """
     experiment, checkpoint = rundir.read_run(folder), latest_valid_checkpoint(folder)
+    rundir.check_registered(experiment, folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no {LAST} or {PREVIOUS} that can be read")
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]

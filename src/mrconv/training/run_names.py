@@ -16,7 +16,7 @@ from .presets import find_preset, preset_of_run
 
 REPEATS = {
     "seed", "data_dir", "cache_dir", "loader", "workers", "accelerator", "compile", "graphs", "backend",
-    "checkpoint_minutes", "wandb", "out", "precision", "pad", "strategy", "stop_after",
+    "checkpoint_minutes", "plugins", "wandb", "out", "precision", "pad", "strategy", "stop_after",
 }  # fmt: skip
 """Keys that differ between repetitions of one experiment: the seed, the machine and the end of a partial run."""
 UNNAMED = REPEATS | {"name", "devices", "nodes"}
