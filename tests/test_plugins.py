@@ -18,6 +18,7 @@ from mrconv.cli import main
 from mrconv.kernels.protocol import KERNELS
 from mrconv.mixers import MIXERS
 from mrconv.tasks.base import TASKS
+from mrconv.training.composition import compose
 
 PAGE = Path(__file__).parent.parent / "docs" / "plugins.md"
 MODULE = re.search(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[1]
@@ -159,6 +160,15 @@ def test_entry_points_are_imported_when_a_name_is_not_registered(tmp_path, monke
     assert layer.branches[0].kernel.__class__.__module__ == "installed_plugins"
     with pytest.raises(NotRegistered, match=r"one of .*exponential.*; got 'exponentia'; did you mean"):
         mrconv.MRConv(4, 16, kernel="exponentia")
+
+
+def test_a_run_records_the_plugins_of_entry_points(monkeypatch, tmp_path):
+    (tmp_path / "my_plugins.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [EntryPoint("mine", "my_plugins", plugins.GROUP)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    monkeypatch.setattr(plugins, "_loaded", False)
+    assert compose([*SETTINGS, "mixer=short-conv"]).plugins == ["my_plugins"]
 
 
 @pytest.mark.parametrize(

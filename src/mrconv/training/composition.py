@@ -24,10 +24,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mrconv._utils.plugins import load_plugins
-from mrconv.mixers import mixer_class
 from mrconv.tasks import DataError, task_class, task_names
 
 from .experiment import Experiment, check_key
+from .plugin_records import add_used_plugins
 from .presets import CONFIGS, get_preset, presets, variants
 from .run_names import run_name
 
@@ -224,12 +224,12 @@ def _describe_missing_plugin(kind: str, name: str) -> str:
 def _experiment(config: DictConfig, naming_keys: Sequence[str]) -> Experiment:
     """Return the experiment of a composed config, named after the settings that differ from its preset.
 
-    Its plug-ins are imported: the config is what the user gave, not a record.
+    Its plug-ins are imported: the config is what the user gave, not a record. Those that an entry point imported are
+    added, so that the run records all that it needs.
     """
     experiment = Experiment.make(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
     load_plugins(experiment.plugins)
-    if experiment.mixer != "conv":  # ConvNeXt's convolution, which only image models have
-        mixer_class(experiment.mixer)  # raises ValueError if unknown
+    add_used_plugins(experiment)
     if experiment.data:
         experiment.data = os.path.normpath(experiment.data)
     experiment.name = run_name(vars(experiment), naming_keys)

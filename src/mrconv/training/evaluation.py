@@ -23,7 +23,8 @@ from .composition import compose, hydra_overrides
 from .datamodule import prepare
 from .experiment import Experiment
 from .loop import check_options, score
-from .rundir import check_registered, read_run
+from .plugin_records import check_registered
+from .rundir import read_run
 from .scores import SCORES
 
 CHANGEABLE_FOR_EVALUATION = {

@@ -37,6 +37,7 @@ from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
 from .module import NonFiniteError, Training, build_model, logits
+from .plugin_records import check_registered
 from .progress import EpochProgress
 from .run_names import recipe_changes
 from .scores import SCORES
@@ -202,7 +203,7 @@ def finish(folder: Path) -> dict[str, Any]:
     The recorded environment remains that of the training.
     """
     experiment, checkpoint = rundir.read_run(folder), latest_valid_checkpoint(folder)
-    rundir.check_registered(experiment, folder)
+    check_registered(experiment, folder)
     if checkpoint is None:
         raise FileNotFoundError(f"{folder} has no {LAST} or {PREVIOUS} that can be read")
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]

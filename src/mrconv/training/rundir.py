@@ -24,12 +24,8 @@ import yaml
 import mrconv
 
 from .._utils.files import atomic_write
-from .._utils.plugins import plugins_of_record
 from .._utils.revision import revision
 from ..hub import MERGED, MODEL, read_json
-from ..kernels import kernel_class
-from ..mixers import mixer_class
-from ..tasks import task_class
 from .experiment import Experiment
 
 CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
@@ -152,15 +148,6 @@ def check_same_experiment(experiment: Experiment, folder: Path) -> None:
     if different:
         values = ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here" for name in different[:3])
         raise ValueError(f"{folder} holds another run ({values}): give another name or out, or remove it")
-
-
-def check_registered(experiment: Experiment, folder: Path) -> None:
-    """Raise NotRegistered, with the run's plug-ins, if its task, kernel or mixer is not registered."""
-    with plugins_of_record(folder, experiment.plugins):
-        task_class(experiment.task)
-        kernel_class(experiment.kernel)
-        if experiment.mixer != "conv":  # ConvNeXt's convolution, which only image models have
-            mixer_class(experiment.mixer)
 
 
 def environment() -> dict[str, Any]:
