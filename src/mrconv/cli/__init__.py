@@ -17,12 +17,12 @@ from pathlib import Path
 import mrconv
 from mrconv._utils.plugins import load_plugins
 
-from . import bench, data, evaluate, export, generate, info, plot, predict, results, run, serve, train
+from . import bench, data, evaluate, export, generate, info, plot, predict, report, results, run, serve, train
 from .parser import CommandError, Parser, command_errors
 
 __all__ = ["CommandError", "main"]
 
-COMMANDS = (train, evaluate, predict, generate, export, serve, results, run, plot, info, data, bench)
+COMMANDS = (train, evaluate, predict, generate, export, serve, results, report, run, plot, info, data, bench)
 
 
 def _add_rest(given: argparse.Namespace, rest: Sequence[str]) -> None:
