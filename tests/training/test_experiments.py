@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch import nn
 
-from mrconv.training import Experiment, loop
+from mrconv.training import Experiment, evaluation, loop
 from mrconv.training import paper_numbers as paper
 from mrconv.training.composition import compose, compose_sweep
 from mrconv.training.evaluation import evaluate, merge
@@ -158,8 +158,8 @@ def test_a_baseline_is_evaluated_at_another_rate(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "prepare", lambda *_: tiny)
     monkeypatch.setattr("mrconv.training.evaluation.prepare", lambda *_: tiny)
     loop.train(small(experiment), tmp_path / "run", quiet=True)
-    score = loop.score
-    monkeypatch.setattr("mrconv.training.evaluation.score", lambda *given: rates.append(given[4]) or score(*given))
+    measure = evaluation.measure
+    monkeypatch.setattr(evaluation, "measure", lambda *given: rates.append(given[4]) or measure(*given))
     evaluate(tmp_path / "run", ["task.rate=0.5"], device="cpu")
     assert rates == [0.5]
 

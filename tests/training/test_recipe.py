@@ -183,16 +183,16 @@ def test_a_limit_of_evaluation_does_not_select_the_shortest_sequences(monkeypatc
         seen.clear()
 
 
-def test_a_run_trained_with_a_limit_is_evaluated_without(tmp_path, monkeypatch):
+def test_a_run_trained_with_a_limit_is_evaluated_without(tmp_path):
     experiment = listops(data_dir=str(tmp_path), batch_size=1, limit_eval=1, limit_train=2, epochs=1)
     loop.train(experiment, tmp_path / "run", quiet=True)
-    sizes = []
-    monkeypatch.setattr(loop, "logits", lambda *args: sizes.append(len(args[1].y)) or logits(*args))
-    evaluation.evaluate(tmp_path / "run", device="cpu")
-    assert sum(sizes) == 20
-    sizes.clear()
-    evaluation.evaluate(tmp_path / "run", ["limit_eval=2"], device="cpu")
-    assert sum(sizes) == 12  # in each split the first and the last of three batches, 4 and 2 examples
+
+    def examples(*settings):
+        measured = evaluation.measure_run(tmp_path / "run", settings, device="cpu")
+        return sum(values["examples"] for values in measured.metrics.values())
+
+    assert examples() == 20
+    assert examples("limit_eval=2") == 12  # in each split the first and the last of three batches, 4 and 2 examples
 
 
 @pytest.mark.parametrize("change", [{"mixup": 0.5}, {"flip": True}, {"depths": [1, 1]}])

@@ -13,8 +13,9 @@ from .parser import CommandError, add_device, add_plugins, command_errors, usabl
 
 def add(commands: Any) -> None:
     """Add all parsers."""
-    about = "score a run's model, at its sampling rate or another"
-    parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + ".")
+    about = "compute the metrics of a run's model, at its sampling rate or another"
+    more = " Writes metrics.json, predictions.csv and, of classes, the figure confusion.png."
+    parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + "." + more)
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
         "settings", nargs="*", metavar="KEY=VALUE", help="task.rate=0.5, data_dir=..., batch_size=..., ..."
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--branches", action="store_true", help="score the model as trained, with its branches; default: merged"
     )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the files; default: RUN")
     add_device(parser)
     add_plugins(parser)
     parser.set_defaults(run=evaluate)
@@ -41,20 +43,16 @@ def add(commands: Any) -> None:
 
 
 def evaluate(given: argparse.Namespace) -> None:
-    """Print the score on every evaluated split."""
+    """Print the metrics of every evaluated split; write them and all predictions."""
     with command_errors():
-        from mrconv.tasks import task_class
         from mrconv.training import evaluation
-        from mrconv.training.rundir import read_run
-        from mrconv.training.scores import SCORES
 
-        device = usable_device(given.device)
+        device, out = usable_device(given.device), given.out or given.folder
         with progress_bar(f"evaluating {given.folder}") as progress:
-            scores = evaluation.evaluate(given.folder, given.settings, not given.branches, device, progress)
-        experiment = read_run(given.folder)
-        metric = SCORES["mae" if experiment.target == "values" else task_class(experiment.task).metric]
-    for split, value in scores.items():
-        print(f"{split:5s} {metric.text(value)}")
+            measured = evaluation.measure_run(given.folder, given.settings, not given.branches, device, progress)
+        facts = {"run": str(given.folder), "settings": given.settings, "merged": not given.branches}
+        paths = measured.write(out, facts)
+    print(f"{measured.text()}\n\nin {out}: {', '.join(path.name for path in paths)}")
 
 
 def finish(given: argparse.Namespace) -> None:

@@ -30,6 +30,7 @@ class Split:
         y: classes (n,); for other targets 0 and 1 (n, classes), values (n, values) or classes of positions (n, length).
         offsets: boundaries (n + 1,) of the sequences in `x`.
         x2, offsets2: the second sequences of pairs.
+        names: names of custom examples (n,) in their files, as UTF-8.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Split:
     offsets: np.ndarray | None = None
     x2: np.ndarray | None = None
     offsets2: np.ndarray | None = None
+    names: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)

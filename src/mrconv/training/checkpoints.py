@@ -28,7 +28,7 @@ from mrconv.tasks import Prepared
 
 from .datamodule import TaskData
 from .module import NonFiniteError
-from .scores import Score
+from .scores import is_better
 
 SYNC_EVERY = 50  # batches after which processes exchange whether to save or stop
 LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
@@ -61,9 +61,9 @@ class Checkpoints(Callback):
     Without a validation split the test split is monitored but chooses nothing: the weights of the last epoch are kept.
     """
 
-    def __init__(self, folder: Path, data: TaskData, metric: Score, minutes: float) -> None:
-        self.folder, self.metric, self.interval = folder, metric, 60 * minutes
-        self.monitored, self.loss = f"{data.monitored}/{metric.name}", f"{data.monitored}/loss"
+    def __init__(self, folder: Path, data: TaskData, minutes: float) -> None:
+        self.folder, self.metric, self.interval = folder, data.monitored_metric, 60 * minutes
+        self.monitored, self.loss = f"{data.monitored}/{self.metric}", f"{data.monitored}/loss"
         self.keeps_last_epoch = data.monitored == "test"
         self.data = data_summary(data.data)
         self.history: list[dict[str, float]] = []
@@ -99,7 +99,7 @@ class Checkpoints(Callback):
             return math.isfinite(new[self.loss])
         if new[self.monitored] == best[self.monitored]:
             return new[self.loss] < best[self.loss]
-        return self.metric.better(new[self.monitored], best[self.monitored])
+        return is_better(self.metric, new[self.monitored], best[self.monitored])
 
     def best_scores(self) -> dict[str, float] | None:
         """Return the scores of the epoch with the best monitored score, even if the last epoch is kept instead."""

@@ -32,6 +32,7 @@ from mrconv.tasks.randaugment import rand_augment
 
 from .experiment import Experiment
 from .image_augmentation import augment
+from .metrics import monitorable
 
 RESIDENT_FRACTION = 0.25  # of a GPU's memory that a resident split may occupy
 IMAGE_KEYS = (
@@ -138,6 +139,9 @@ class TaskData(pl.LightningDataModule):
         if experiment.randaugment and not data.facts.get("files"):
             raise ValueError(f"randaugment needs image files; {data.name} has arrays")
         self.monitored = "val" if "val" in data.splits else "test"
+        self.monitored_metric = experiment.monitor or data.metric
+        if self.monitored_metric not in (names := monitorable(data)):
+            raise ValueError(f"monitor must be one of {', '.join(names)}; got {self.monitored_metric!r}")
         self.evaluated = [name for name in ("val", "test") if name in data.splits]
         self.shapes = self._max_shapes()  # of training batches
         self.loaders: dict[str, BatchLoader] = {}

@@ -22,7 +22,8 @@ from mrconv.tasks.progress_callback import Progress, no_progress
 from .composition import compose, hydra_overrides
 from .datamodule import prepare
 from .experiment import Experiment
-from .loop import check_options, score
+from .loop import check_options
+from .measurement import Measurement, measure
 from .plugin_records import check_registered
 from .rundir import read_run
 from .scores import SCORES
@@ -56,7 +57,19 @@ def evaluate(
     device: str | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, float]:
-    """Return the score of a run by split.
+    """Return the score of a run by split; `measure_run` returns all metrics."""
+    measured = measure_run(folder, settings, merged, device, progress)
+    return {split: values[measured.data.metric] for split, values in measured.metrics.items()}
+
+
+def measure_run(
+    folder: Path,
+    settings: Sequence[str] = (),
+    merged: bool = True,
+    device: str | None = None,
+    progress: Progress = no_progress,
+) -> Measurement:
+    """Return the metrics and predictions of a run.
 
     At another rate or image size, the kernels are resampled and merged again. A run may have no merged model, which can
     be much larger than the trained one; the trained model is then merged first. All examples are scored, unless the
@@ -82,7 +95,7 @@ def evaluate(
             reparameterize(model, rate)
     if merged and isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
-    return score(model.to(target), data, experiment, target, None if merged else rate, progress)
+    return measure(model.to(target), data, experiment, target, None if merged else rate, progress)
 
 
 def normalised_as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:

@@ -63,6 +63,9 @@ class RecipeOptions:
     stop_after: int = option(0, "end after this many epochs of the schedule; 0: after the last", at_least=0)
     warmup_epochs: float = option(1.0, "epochs of linear warm-up", at_least=0)
     warmup_steps: int = option(0, "steps of linear warm-up; 0: warmup_epochs decides", at_least=0)
+    monitor: str = option(
+        "", "metric of the validation split that chooses the best epoch, such as loss, f1 or auroc; empty: the score"
+    )
     clip: float = option(0.0, "largest gradient norm; 0 is off; not with FSDP", at_least=0)
     ema: float = option(0.0, "decay of averaged weights; 0 is off", at_least=0, below=1)
     precise_stats: int = option(

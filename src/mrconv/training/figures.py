@@ -23,7 +23,7 @@ from mrconv.inference import load_model
 
 from .kernel_maps import kernel_maps
 from .paper_numbers import published_for_run
-from .scores import SCORES
+from .scores import SCORES, Score
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -105,7 +105,7 @@ def learning_curves(folder: Path, out: Path, result: dict[str, Any] | None = Non
                 epochs, values = metrics[f"{name}/{kind}"]
                 style: dict[str, Any] = {"color": colour, "marker": "o" if len(epochs) < 25 else "", "markersize": 3.5}
                 (legend[name],) = axes.plot(epochs, [scale * v for v in values], linewidth=1.5, label=name, **style)
-    legend |= _mark_best_and_paper(scores, metrics, result, metric.scale)
+    legend |= _mark_best_and_paper(scores, metrics, result, metric)
     for axes, label in ((losses, "loss" if metric.name == "mae" else "cross-entropy, nats"), (scores, metric.label)):
         axes.set_xlabel("epoch")
         axes.set_ylabel(label)
@@ -119,14 +119,15 @@ def learning_curves(folder: Path, out: Path, result: dict[str, Any] | None = Non
 
 
 def _mark_best_and_paper(
-    axes: Axes, metrics: dict[str, tuple[list[int], list[float]]], result: dict[str, Any], scale: float
+    axes: Axes, metrics: dict[str, tuple[list[int], list[float]]], result: dict[str, Any], metric: Score
 ) -> dict[str, Any]:
     """Mark the best epoch and the paper's accuracy; return their handles by label."""
     legend: dict[str, Any] = {}
-    epochs, values = metrics.get(result.get("watched", ""), ([], []))  # codespell:ignore watched
+    split = result.get("watched", "").partition("/")[0]  # codespell:ignore watched
+    epochs, values = metrics.get(f"{split}/{metric.name}", ([], []))
     epoch = result.get("best_on_test", {}).get("epoch", result.get("best_epoch"))
     if epoch in epochs:
-        label, best = f"best: epoch {epoch}", scale * values[epochs.index(epoch)]
+        label, best = f"best: epoch {epoch}", metric.scale * values[epochs.index(epoch)]
         ring: dict[str, Any] = {
             "markersize": 9,
             "markerfacecolor": "none",

@@ -17,7 +17,7 @@ from torch import nn
 from mrconv import inference, reparameterize
 from mrconv._utils.progress_bar import progress_bar
 from mrconv.hub import MERGED, MODEL, Model, read_json
-from mrconv.tasks import Prepared, task_class
+from mrconv.tasks import BatchLoader, Prepared, task_class
 from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.tasks.progress_callback import Progress, ProgressCounter, no_progress
 
@@ -87,7 +87,7 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
     if checkpoint is not None:
         check_same_data(checkpoint, data)
     metric = SCORES[data.metric]
-    checkpoints = Checkpoints(folder, datamodule, metric, experiment.checkpoint_minutes)
+    checkpoints = Checkpoints(folder, datamodule, experiment.checkpoint_minutes)
     checkpoints.last_is_valid = checkpoint == folder / LAST
     trainer = make_trainer(experiment, folder, [checkpoints] if quiet else [checkpoints, EpochProgress(metric)])
     steps = datamodule.steps_per_epoch(trainer.world_size)
@@ -108,6 +108,8 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
     few_shapes = datamodule.shapes < math.inf
     target = TARGETS[data.target](data)
     training = Training(experiment, model, target, metric, steps, datamodule.evaluated, few_shapes, compiled)
+    if datamodule.monitored_metric not in ("loss", metric.name):
+        training.monitor(datamodule.monitored, data)
     if trainer.is_global_zero:
         _write_start(experiment, folder, checkpoint, {"precision": trainer.precision, "compiled": compiled})
         if checkpoint is not None and not quiet:
@@ -191,7 +193,7 @@ def _record(
     }
     best = checkpoints.best_scores()
     if checkpoints.keeps_last_epoch and best_epoch == epochs_done and best is not None:
-        result["best_on_test"] = {"epoch": best["epoch"], data.metric: best[checkpoints.monitored]}
+        result["best_on_test"] = {"epoch": best["epoch"], data.metric: best[f"test/{data.metric}"]}
     draw_run(folder, result=result)
     rundir.write_json(folder / rundir.RESULT, result)  # last: its presence marks the run as recorded
     return result
@@ -213,7 +215,7 @@ def finish(folder: Path) -> dict[str, Any]:
     check_same_data(checkpoint, data)
     with rundir.run_lock(folder):
         restore_files(folder, checkpoint)
-        checkpoints = Checkpoints(folder, TaskData(experiment, data), SCORES[data.metric], 0)
+        checkpoints = Checkpoints(folder, TaskData(experiment, data), 0)
         checkpoints.restore(state)
         return _record(experiment, folder, data, checkpoints)
 
@@ -234,6 +236,17 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
     return model.eval(), checkpoint["epoch"] + 1
 
 
+def evaluation_loaders(data: Prepared, experiment: Experiment) -> dict[str, BatchLoader]:
+    """Return loaders of validation and test, over all examples or `limit_eval` batches of the split."""
+    e = experiment
+    size, options = EVALUATION_BATCHES * e.batch_size, {"bucket": True, "pad": e.pad, "train": False}
+    return {
+        name: make_loader(data, name, size, None, e.workers, e.limit_eval, **options)
+        for name in ("val", "test")
+        if name in data.splits
+    }
+
+
 @torch.no_grad()
 def score(
     model: nn.Module,
@@ -245,14 +258,9 @@ def score(
 ) -> dict[str, float]:
     """Return the score on validation and test, over all examples or `limit_eval` batches of the split."""
     model.eval()
-    metric, scores, e = SCORES[data.metric], {}, experiment
+    metric, scores = SCORES[data.metric], {}
     target = TARGETS[data.target](data).to(device)
-    size, options = EVALUATION_BATCHES * e.batch_size, {"bucket": True, "pad": e.pad, "train": False}
-    loaders = {
-        name: make_loader(data, name, size, None, e.workers, e.limit_eval, **options)
-        for name in ("val", "test")
-        if name in data.splits
-    }
+    loaders = evaluation_loaders(data, experiment)
     count = ProgressCounter(progress, sum(len(loader) for loader in loaders.values()))
     for name, loader in loaders.items():
         sums = torch.zeros(2, dtype=torch.float64, device=device)

@@ -22,6 +22,7 @@ from .compilation import compile_blocks
 from .cuda_graphs import GraphedStep
 from .experiment import Experiment
 from .image_model import build_image_model
+from .metrics import activated, computed, make_metrics
 from .schedule import cosine_with_warmup
 from .scores import RunningScore, Score
 from .targets import TARGETS, Target
@@ -86,6 +87,14 @@ def average_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
         norm.momentum = momentum
 
 
+class Monitored(nn.Module):
+    """A metric that is computed for one split after each epoch."""
+
+    def __init__(self, split: str, data: Prepared, name: str) -> None:
+        super().__init__()
+        self.split, self.target, self.name, self.metric = split, data.target, name, make_metrics(data)[name]
+
+
 class Training(pl.LightningModule):
     """Training by the loss of the data's target.
 
@@ -119,8 +128,13 @@ class Training(pl.LightningModule):
         self.graphed_step: GraphedStep | None = None
         self.merged: list[nn.Module] = []  # during validation; in a list, so that it is not a submodule
         self.scores = nn.ModuleDict({name: RunningScore(metric) for name in ("fitted", *evaluated)})
+        self.monitored: Monitored | None = None
         self.recent: list[Tensor] = []  # losses since the last check
         self.rates: list[float] = []  # their learning rates
+
+    def monitor(self, split: str, data: Prepared) -> None:
+        """Compute the experiment's monitored metric for an evaluated split, after each epoch."""
+        self.monitored = Monitored(split, data, self.experiment.monitor)
 
     def on_train_start(self) -> None:
         """Keep the scores of a checkpoint, which are those of all processes, in rank zero only; set up CUDA graphs."""
@@ -205,7 +219,10 @@ class Training(pl.LightningModule):
             single = self.trainer.world_size == 1  # otherwise parameters may be sharded
             self.merged.append(reparameterize(copy.deepcopy(self.model)) if single else self.model)
         output = self.target.in_units(logits(self.merged[0], batch))
-        self._score(self.evaluated[dataloader_idx]).update(output, batch.y, self.target.loss(output, batch.y))
+        split = self.evaluated[dataloader_idx]
+        self._score(split).update(output, batch.y, self.target.loss(output, batch.y))
+        if self.monitored is not None and self.monitored.split == split:
+            self.monitored.metric.update(*activated(output, batch.y, self.monitored.target))
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores of training and of all evaluated splits."""
@@ -213,6 +230,10 @@ class Training(pl.LightningModule):
         self._log("fitted", "train")
         for name in self.evaluated:
             self._log(name, name)
+        if self.monitored is not None:
+            metric = self.monitored.metric
+            self.log(f"{self.monitored.split}/{self.monitored.name}", computed(metric), add_dataloader_idx=False)
+            metric.reset()
 
     def _log(self, score: str, split: str) -> None:
         means = self._score(score).compute_and_reset()

@@ -12,6 +12,16 @@ from torchmetrics import Metric, SumMetric
 
 from mrconv.tasks.window_loader import IGNORED
 
+LOWER_IS_BETTER = ("loss", "bits", "mae", "rmse")
+"""Of all metrics."""
+
+
+def is_better(metric: str, new: float, old: float) -> bool:
+    """Return whether a value of a metric is better than another; every number is better than NaN."""
+    if math.isnan(old):
+        return not math.isnan(new)
+    return new < old if metric in LOWER_IS_BETTER else new > old
+
 
 class Score(ABC):
     """A score that is a mean over examples or tokens."""
@@ -22,18 +32,15 @@ class Score(ABC):
     """The label of an axis."""
     scale: ClassVar[float] = 1.0
     """The factor from recorded to plotted values."""
-    higher: ClassVar[bool]
-    """Whether higher is better."""
 
     @abstractmethod
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the score over the labels of a batch and their number; `loss` is their mean loss."""
 
-    def better(self, new: float, old: float) -> bool:
-        """Return whether a score is better than another; every number is better than NaN."""
-        if math.isnan(old):
-            return not math.isnan(new)
-        return new > old if self.higher else new < old
+    @property
+    def higher(self) -> bool:
+        """Whether higher is better."""
+        return self.name not in LOWER_IS_BETTER
 
     @abstractmethod
     def text(self, value: float) -> str:
@@ -46,7 +53,6 @@ class Accuracy(Score):
     name = "accuracy"
     label = "accuracy, %"
     scale = 100.0
-    higher = True
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the number of correct predictions and of predictions."""
@@ -64,7 +70,6 @@ class Bits(Score):
 
     name = "bits"
     label = "bits per character"
-    higher = False
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bits of all tokens and their number."""
@@ -81,7 +86,6 @@ class MeanAbsoluteError(Score):
 
     name = "mae"
     label = "mean absolute error"
-    higher = False
 
     def sums(self, logits: Tensor, y: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the errors and the number of values."""

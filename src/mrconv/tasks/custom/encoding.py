@@ -14,6 +14,7 @@ from ..errors import DataError
 from ..image_files import fit_image
 from ..packing import pack
 from ..vocabulary import PADDING, CharacterEncoder, character_vocabulary
+from ..window_loader import IGNORED
 from .file_readers import Examples
 from .labels import FORMATS
 
@@ -170,4 +171,7 @@ def encode_labels(examples: Examples, target: str, outputs: Sequence[str], lengt
         if target == "positions" and len(label) != len(examples.x[i]):
             positions = f"{len(label)} labels of {len(examples.x[i])} positions"
             raise DataError(f"{examples.describe(i)}: {positions}; expected a label for each")
-    return FORMATS[target].encode(examples.labels, outputs, length)
+    y = FORMATS[target].encode(examples.labels, outputs, length)
+    if target == "positions" and not (labelled := (y != IGNORED).any(1)).all():
+        raise DataError(f"{examples.describe(int(np.argmin(labelled)))}: no position has a label")
+    return y

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..._utils.checks import check_choice
 from ..base import Task, register_task
 from ..cache import Built
@@ -159,6 +161,7 @@ class CustomData(Task):
         arrays, facts = self._encode(kind, parts)
         for split, examples in parts.items():
             arrays[split]["y"] = encoding.encode_labels(examples, self.target, outputs, facts["length"])
+            arrays[split]["names"] = np.array([examples.example_name(i).encode() for i in range(len(examples))])
         if self.target != "class":
             facts |= {"target": self.target, "metric": FORMATS[self.target].metric}
         columns = {"label_column": self.label_column, "text_column": self.text_column}  # as prediction reads tables
