@@ -98,7 +98,7 @@ def test_evaluate_writes_metrics_and_predictions(tmp_path, target, capsys):
     elif target == "class":
         assert [line["target"] for line in lines[4:]] == [str(label) for label in y]
         assert test["accuracy"] == np.mean([line["target"] == line["prediction"] for line in lines[4:]])
-        assert (tmp_path / "out" / "confusion.png").stat().st_size > 0
+        assert (tmp_path / "out" / "figures" / "confusion.png").stat().st_size > 0
     elif target == "labels":
         assert test["exact_match"] == np.mean([line["target"] == line["prediction"] for line in lines[4:]])
     else:

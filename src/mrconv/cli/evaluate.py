@@ -14,7 +14,7 @@ from .parser import CommandError, add_device, add_plugins, command_errors, usabl
 def add(commands: Any) -> None:
     """Add all parsers."""
     about = "compute the metrics of a run's model, at its sampling rate or another"
-    more = " Writes metrics.json, predictions.csv and, of classes, the figure confusion.png."
+    more = " Writes metrics.json, predictions.csv and, of classes, figures/confusion.png."
     parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + "." + more)
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
@@ -52,7 +52,7 @@ def evaluate(given: argparse.Namespace) -> None:
             measured = evaluation.measure_run(given.folder, given.settings, not given.branches, device, progress)
         facts = {"run": str(given.folder), "settings": given.settings, "merged": not given.branches}
         paths = measured.write(out, facts)
-    print(f"{measured.text()}\n\nin {out}: {', '.join(path.name for path in paths)}")
+    print(f"{measured.text()}\n\nin {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")
 
 
 def finish(given: argparse.Namespace) -> None:

@@ -199,6 +199,8 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     score, merged = (metric.text(result[key][split]) for key in (metric.name, f"merged_{metric.name}"))
     done = f" ({result['epochs_done']} of {result['epochs']} epochs done)" if result["partial"] else ""
     epoch = f"best epoch {result['best_epoch']}"
+    if result.get("stopped_early"):
+        epoch += f", stopped early after {result['epochs_done']} of {result['epochs']} epochs"
     if best := result.get("best_on_test"):
         epoch = f"last epoch; best on test {metric.text(best[metric.name])} at epoch {best['epoch']}"
     print(f"\n{result['name']}: {split} {score}, merged {merged}, {epoch}{done}")

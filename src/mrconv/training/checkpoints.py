@@ -65,6 +65,7 @@ class Checkpoints(Callback):
         self.folder, self.metric, self.interval = folder, data.monitored_metric, 60 * minutes
         self.monitored, self.loss = f"{data.monitored}/{self.metric}", f"{data.monitored}/loss"
         self.keeps_last_epoch = data.monitored == "test"
+        self.patience = data.experiment.patience
         self.data = data_summary(data.data)
         self.history: list[dict[str, float]] = []
         self.best_epoch = -1  # an index of the history
@@ -92,6 +93,7 @@ class Checkpoints(Callback):
             write_csv(self.folder / METRICS, self.history)
             if better:
                 write_best(self.folder, self.folder / LAST)
+        trainer.should_stop |= self.stops_early
 
     def is_better(self, new: dict[str, float], best: dict[str, float] | None) -> bool:
         """Return whether the scores of an epoch are better than those of another; equal ones compare by their loss."""
@@ -108,6 +110,13 @@ class Checkpoints(Callback):
             if self.is_better(scores, best):
                 best = scores
         return best
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the history ends with `patience` epochs that are not better than an earlier one."""
+        best = self.best_scores()
+        since = len(self.history) - (0 if best is None else self.history.index(best) + 1)
+        return 0 < self.patience <= since
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -180,6 +189,7 @@ class Checkpoints(Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Set the random states of a checkpoint, or a different seed in every process; start the clock."""
         self.started = time.monotonic()
+        trainer.should_stop |= self.stops_early  # a run that was killed between its last epoch and its result
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
             # Lightning's handler broadcasts at once, and blocks if the other processes do not take part.
             signal.signal(signal.SIGTERM, self.request_stop)

@@ -142,6 +142,8 @@ class TaskData(pl.LightningDataModule):
         self.monitored_metric = experiment.monitor or data.metric
         if self.monitored_metric not in (names := monitorable(data)):
             raise ValueError(f"monitor must be one of {', '.join(names)}; got {self.monitored_metric!r}")
+        if experiment.patience and self.monitored == "test":
+            raise ValueError(f"patience={experiment.patience} needs a validation split; {data.name} has train and test")
         self.evaluated = [name for name in ("val", "test") if name in data.splits]
         self.shapes = self._max_shapes()  # of training batches
         self.loaders: dict[str, BatchLoader] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,12 @@ class RecipeOptions:
     warmup_steps: int = option(0, "steps of linear warm-up; 0: warmup_epochs decides", at_least=0)
     monitor: str = option(
         "", "metric of the validation split that chooses the best epoch, such as loss, f1 or auroc; empty: the score"
+    )
+    patience: int = option(
+        0, "end after this many epochs without a better value of the monitored metric; 0: never", at_least=0
+    )
+    class_weights: Any = option(
+        "none", 'weights of classes in the training loss: "none", "balanced" (by their frequency), or a list'
     )
     clip: float = option(0.0, "largest gradient norm; 0 is off; not with FSDP", at_least=0)
     ema: float = option(0.0, "decay of averaged weights; 0 is off", at_least=0, below=1)
@@ -157,6 +164,10 @@ class Experiment(_Options):
             raise ValueError(f"clip does not work with strategy={self.strategy}: set clip=0, or strategy=ddp")
         if self.target == "values" and self.label_smoothing:
             raise ValueError("label_smoothing is for classes; target=values has none")
+        weights = self.class_weights
+        numbers = isinstance(weights, list) and all(isinstance(w, int | float) and 0 < w < math.inf for w in weights)
+        if weights not in ("none", "balanced") and not numbers:
+            raise ValueError(f"class_weights must be none, balanced or a list of positive numbers; got {weights!r}")
         for name in ("patch_size", "layer_scale"):
             if getattr(self, name) != getattr(Experiment, name) and not self.depths:
                 raise ValueError(f"{name} needs depths: both are for image tasks")

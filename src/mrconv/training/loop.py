@@ -106,7 +106,7 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
         single_gpu = isinstance(trainer.accelerator, CUDAAccelerator) and trainer.world_size == 1
         compiled = single_gpu and worth_compiling(model, steps * experiment.epochs, datamodule.shapes)
     few_shapes = datamodule.shapes < math.inf
-    target = TARGETS[data.target](data)
+    target = TARGETS[data.target](data, experiment.label_smoothing, experiment.class_weights)
     training = Training(experiment, model, target, metric, steps, datamodule.evaluated, few_shapes, compiled)
     if datamodule.monitored_metric not in ("loss", metric.name):
         training.monitor(datamodule.monitored, data)
@@ -172,7 +172,8 @@ def _record(
     result = {
         "name": experiment.name,
         "task": experiment.task,
-        "partial": epochs_done < experiment.epochs,
+        "partial": epochs_done < experiment.epochs and not checkpoints.stops_early,
+        **({"stopped_early": True} if checkpoints.stops_early else {}),
         "metric": data.metric,
         data.metric: scores[MODEL],
         f"merged_{data.metric}": scores[MERGED],

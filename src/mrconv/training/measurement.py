@@ -21,6 +21,7 @@ from mrconv.tasks.window_loader import IGNORED
 
 from .confusion_matrix import draw_confusion_matrix
 from .experiment import Experiment
+from .figures import FIGURES
 from .loop import evaluation_loaders
 from .metrics import Metrics
 from .module import logits
@@ -61,8 +62,9 @@ class Measurement:
         split = list(self.metrics)[-1]
         matrix = self.metrics[split].get("confusion_matrix")
         if matrix and self.data.target != "labels" and len(matrix) <= MAX_DRAWN:
-            draw_confusion_matrix(np.array(matrix), self.data.classes, split, folder / CONFUSION)
-            paths.append(folder / CONFUSION)
+            (folder / FIGURES).mkdir(exist_ok=True)
+            draw_confusion_matrix(np.array(matrix), self.data.classes, split, folder / FIGURES / CONFUSION)
+            paths.append(folder / FIGURES / CONFUSION)
         return paths
 
     def text(self) -> str:

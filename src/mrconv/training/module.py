@@ -168,7 +168,7 @@ class Training(pl.LightningModule):
     def forward_backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the gradients; return the loss and the outputs."""
         output = self.target.in_units(logits(self.model, batch))
-        loss = self.target.loss(output, batch.y, self.experiment.label_smoothing)
+        loss = self.target.training_loss(output, batch.y)
         with torch.autocast(self.device.type, enabled=False):
             self.manual_backward(loss)
         return loss.detach(), output.detach()
