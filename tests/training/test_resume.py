@@ -23,7 +23,6 @@ from mrconv.training.checkpoints import AtomicIO, Checkpoints, latest_valid_chec
 from mrconv.training.figures import draw_run
 from mrconv.training.module import NonFiniteError, Training
 from mrconv.training.run_names import recipe_changes
-from mrconv.training.scores import SCORES
 
 from ..conftest import slow_except
 from ..processes import Command
@@ -201,7 +200,7 @@ def test_an_epoch_with_a_non_finite_validation_loss_is_not_the_best(tmp_path, mo
         original(self, score, split)
 
     monkeypatch.setattr(Training, "_log", log)
-    monkeypatch.setattr(SCORES["accuracy"].__class__, "better", lambda self, new, old: True)
+    monkeypatch.setattr("mrconv.training.checkpoints.is_better", lambda metric, new, old: True)
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
     assert loop.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
 
