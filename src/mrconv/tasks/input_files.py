@@ -93,7 +93,7 @@ def _label(name: str, classes: Collection[str]) -> str | None:
 
 def _from_table(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
     p = preprocessor
-    columns = Columns(p.label_column, p.text_column, False, bool(p.vocabulary), p.target)
+    columns = Columns(p.label_column, p.text_column, False, bool(p.vocabulary), p.target, p.group_column)
     parts: Mapping[str, Examples]
     if suffix(path) == ".npz":
         parts = read_npz(path, labelled=False, target=p.target)

@@ -61,7 +61,7 @@ class Preprocessor:
         step: keep every `step`-th sample of a recording, without a filter.
         height, width: size of an image.
         scale, shift: normalisation of values.
-        label_column, text_column: column names of the tables that inputs are read from.
+        label_column, text_column, group_column: column names of the tables that inputs are read from.
         target: what the model predicts: "class", "labels", "values" or "positions".
     """
 
@@ -78,6 +78,7 @@ class Preprocessor:
     shift: Any = 0.0
     label_column: str = "label"
     text_column: str = "text"
+    group_column: str = ""
     target: str = "class"
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ class Preprocessor:
     @classmethod
     def from_data(cls, data: Prepared) -> Self:
         """Return the preprocessor of a task's data."""
-        names = ("sample_rate", "step", "height", "width", "label_column", "text_column")
+        names = ("sample_rate", "step", "height", "width", "label_column", "text_column", "group_column")
         facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
         if data.encoder == "image":
             facts["height"], facts["width"] = data.image_size

@@ -38,6 +38,7 @@ class Examples:
         names: names of the examples, for errors; by default their numbers.
         changes: what was changed to read them, with the number of examples.
         outputs: names of the outputs that the file sets: values, and the columns of 0 and 1.
+        groups: groups of the examples that a table or array names.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Examples:
     names: Sequence[str] = ()
     changes: Counter[str] = field(default_factory=Counter)
     outputs: tuple[str, ...] = ()
+    groups: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,7 +57,8 @@ class Examples:
         """Return the examples at these indices."""
         x = self.x[indices] if isinstance(self.x, np.ndarray) else [self.x[i] for i in indices]
         names = [self.example_name(i) for i in indices]
-        return replace(self, x=x, labels=[self.labels[i] for i in indices], names=names)
+        groups = [self.groups[i] for i in indices] if self.groups else ()
+        return replace(self, x=x, labels=[self.labels[i] for i in indices], names=names, groups=groups)
 
     def example_name(self, i: int) -> str:
         """Return the name of example i."""
@@ -70,7 +73,7 @@ class Examples:
 class Columns:
     """Columns of a table: their names, whether the labels and the texts must be there, and the target of the labels.
 
-    For target "values", `label` may name several columns, separated by commas.
+    For target "values", `label` may name several columns, separated by commas. The column `group` is no part of x.
     """
 
     label: str
@@ -78,6 +81,7 @@ class Columns:
     label_required: bool = True
     text_required: bool = False
     target: str = "class"
+    group: str = ""
 
     @property
     def labels(self) -> list[str]:
@@ -89,11 +93,13 @@ class Columns:
         value = values[0] if len(values) == 1 else values
         return parse_label(self.target, value, where, " and ".join(self.labels), self.label_required)
 
-    def examples(self, kind: str, x: Sequence[Any] | np.ndarray, labels: Sequence[Any], path: Path) -> Examples:
+    def examples(
+        self, kind: str, x: Sequence[Any] | np.ndarray, labels: Sequence[Any], path: Path, groups: Sequence[str] = ()
+    ) -> Examples:
         """Return the examples of a table."""
         first = next((label for label in labels if label is not None), None)
         outputs = FORMATS[self.target].names_of_outputs(first, self.labels)
-        return Examples(kind, x, labels, str(path), outputs=outputs)
+        return Examples(kind, x, labels, str(path), outputs=outputs, groups=groups)
 
 
 def suffix(path: Path | PurePosixPath) -> str:
@@ -102,11 +108,12 @@ def suffix(path: Path | PurePosixPath) -> str:
     return next((end for end in (*TABLES, *ARCHIVES, *MEDIA) if name.endswith(end)), path.suffix)
 
 
-def read_npz(path: Path, labelled: bool = True, target: str = "class") -> dict[str, Examples]:
+def read_npz(path: Path, labelled: bool = True, target: str = "class", group: str = "") -> dict[str, Examples]:
     """Return the arrays x and y as "all", or x_train and y_train, and likewise val and test, by split.
 
     y holds, by target, classes (n,), 0 and 1 (n, labels), values (n,) or (n, values), or classes of positions (n,
-    length), where negative integers stand for no label. Without `labelled`, it may be missing.
+    length), where negative integers stand for no label. Without `labelled`, it may be missing. `group` names an array
+    (n,) of the groups of "all".
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -114,7 +121,14 @@ def read_npz(path: Path, labelled: bool = True, target: str = "class") -> dict[s
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a file of numeric arrays saved by numpy.savez: {error}") from error
     names = {split: f"_{split}" for split in SPLITS if f"x_{split}" in arrays or f"y_{split}" in arrays} or {"all": ""}
-    return {split: _npz_examples(path, arrays, f"x{end}", f"y{end}", labelled, target) for split, end in names.items()}
+    parts = {split: _npz_examples(path, arrays, f"x{end}", f"y{end}", labelled, target) for split, end in names.items()}
+    if group and "all" in parts:
+        n = len(parts["all"])
+        if group not in arrays or arrays[group].shape != (n,):
+            got = f"{group} of shape {arrays[group].shape}" if group in arrays else ", ".join(arrays)
+            raise DataError(f"{path} has {got}; expected {group}, the groups, of shape ({n},)")
+        parts["all"] = replace(parts["all"], groups=arrays[group].astype(str).tolist())
+    return parts
 
 
 def _npz_examples(
@@ -148,10 +162,12 @@ def read_table(path: Path, columns: Columns) -> Examples:
     reader = csv.reader(lines, delimiter="\t" if suffix(path) == ".tsv" else ",", strict=True)
     x: list[Any] = []
     labels: list[Any] = []
+    groups: list[str] = []
     try:
         header = next(reader, [])
         given, text = _find_columns(path, header, columns)
-        numbers = [i for i in range(len(header)) if i not in given]
+        group = header.index(columns.group) if columns.group in header else None
+        numbers = [i for i in range(len(header)) if i not in (*given, group)]
         for fields in reader:
             where = f"{path}, line {reader.line_num}"
             if not fields:
@@ -159,6 +175,8 @@ def read_table(path: Path, columns: Columns) -> Examples:
             if len(fields) != len(header):
                 raise DataError(f"{where}: {len(fields)} columns; expected {len(header)}")
             labels.append(columns.parse([fields[i] for i in given], where) if given else None)
+            if group is not None:
+                groups.append(fields[group])
             if text is not None:
                 x.append(fields[text])
             else:
@@ -166,8 +184,8 @@ def read_table(path: Path, columns: Columns) -> Examples:
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
     if text is not None or not x:
-        return columns.examples("text", x, labels, path)
-    return columns.examples("values", np.stack(x)[..., None], labels, path)
+        return columns.examples("text", x, labels, path, groups)
+    return columns.examples("values", np.stack(x)[..., None], labels, path, groups)
 
 
 def _find_columns(path: Path, header: list[str], columns: Columns) -> tuple[list[int], int | None]:
@@ -180,6 +198,8 @@ def _find_columns(path: Path, header: list[str], columns: Columns) -> tuple[list
         others = [name for name in header if name not in (*columns.labels, columns.text)]
         hint = f". To name the column of labels, set task.label_column={others[-1]}" if others else ""
         raise DataError(f"{path} has columns {found}; expected {', '.join(columns.labels)} and others{hint}")
+    if columns.label_required and columns.group and columns.group not in header:
+        raise DataError(f"{path} has columns {found}; expected {columns.group}, the column of task.group")
     labels = [header.index(name) for name in columns.labels if name in header]
     return labels, header.index(columns.text) if columns.text in header else None
 
@@ -206,14 +226,21 @@ def read_jsonl(path: Path, columns: Columns) -> Examples:
     """
     x: list[str] = []
     labels: list[Any] = []
+    groups: list[str] = []
     optional = () if columns.label_required else tuple(columns.labels)
     hint = "; for other names, set task.label_column and task.text_column" if columns.label_required else ""
-    for number, (text, *label) in read_json_lines(path, columns.text, *columns.labels, optional=optional, hint=hint):
+    names = [columns.text, *columns.labels]
+    grouped = bool(columns.group) and columns.label_required
+    for number, (text, *label) in read_json_lines(
+        path, *names, *([columns.group] if grouped else ()), optional=optional, hint=hint
+    ):
         if not isinstance(text, str):
             raise DataError(f"{path}, line {number}: {columns.text} is {text!r:.60}; expected a string")
+        if grouped:
+            groups.append(str(label.pop()))
         x.append(text)
         labels.append(columns.parse(label, f"{path}, line {number}"))
-    return columns.examples("text", x, labels, path)
+    return columns.examples("text", x, labels, path, groups)
 
 
 def class_folders(path: Path, exclude: Path) -> list[Path]:

@@ -13,13 +13,11 @@ from ..._utils.checks import check_choice
 from ..base import Task, register_task
 from ..cache import Built
 from ..errors import DataError, MissingData
-from ..packing import random_split
 from ..progress_callback import Progress, ProgressCounter
 from . import encoding
 from .file_readers import (
     ARCHIVES,
     MEDIA,
-    SPLITS,
     TABLES,
     Columns,
     Examples,
@@ -31,6 +29,7 @@ from .file_readers import (
     suffix,
 )
 from .labels import FORMATS
+from .splits import draw_splits
 
 SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
@@ -77,6 +76,10 @@ class CustomData(Task):
             the right.
         cut: cut longer sequences.
         val_fraction, test_fraction, seed: sizes and seed of splits that are drawn.
+        stratify: draw the splits from each class, at least one example of each.
+        group: keep the examples of a group in one split; the fractions are then those of groups. The column of a table,
+            an array of `.npz`, or, for recordings and images, a regular expression that is searched in `CLASS/FILE`:
+            what it matches is the group, or its first parenthesis where it has one.
         label_column, text_column: column names of tables; for target "values", several are a list or are separated by
             commas.
         target: "class", "labels" (several classes, or none), "values" (regression) or "positions" (a class for each).
@@ -99,6 +102,8 @@ class CustomData(Task):
     size: int = 0
     sequence: bool = True
     target: str = "class"
+    stratify: bool = False
+    group: str = ""
 
     title: ClassVar[str] = "custom data: arrays, tables, texts, recordings or images"
 
@@ -111,6 +116,9 @@ class CustomData(Task):
             raise ValueError(f"size must be a number of pixels, or 0 for the most frequent size; got {self.size}")
         if self.sample_rate < 1:
             raise ValueError(f"sample_rate must be positive, in samples a second; got {self.sample_rate}")
+        if self.stratify and (self.group or self.target != "class"):
+            other = f"group={self.group}" if self.group else f"target={self.target}"
+            raise ValueError(f"stratify draws the splits from each class; it cannot be combined with {other}")
         val, test = self.val_fraction, self.test_fraction
         if not (val >= 0 and test >= 0 and val + test < 1):
             raise ValueError(f"val_fraction and test_fraction must be at least 0, in sum below 1; got {val} and {test}")
@@ -121,8 +129,9 @@ class CustomData(Task):
             object.__setattr__(self, "label_column", ",".join(self.label_column))
 
     def options(self) -> dict[str, Any]:
-        """Return the options, without a target that is the default: caches are older than this option."""
-        return {name: z for name, z in super().options().items() if (name, z) != ("target", "class")}
+        """Return the options, without defaults of options that are younger than some caches."""
+        defaults = {"target": "class", "stratify": False, "group": ""}
+        return {name: z for name, z in super().options().items() if name not in defaults or z != defaults[name]}
 
     def sources(self) -> Sequence[Path]:
         """Return the files; for a folder, its class folders, because the cache may be beside them."""
@@ -151,8 +160,14 @@ class CustomData(Task):
         changes = encoding.describe_changes(parts)
         if len(parts) == 1:
             (examples,) = parts.values()
-            outputs, parts = encoding.output_names(parts, self.target), self._draw_splits(examples)
+            fractions = {"val": self.val_fraction, "test": self.test_fraction}
+            outputs = encoding.output_names(parts, self.target)
+            parts = draw_splits(examples, fractions, self.seed, self.stratify, self.group)
         else:  # a class that occurs only outside of train is an error
+            if self.stratify or self.group:
+                raise DataError(
+                    f"{self.path} has the splits {', '.join(parts)}: leave out task.stratify and task.group"
+                )
             outputs = encoding.output_names({"train": parts["train"]}, self.target)
         if len(outputs) < 2 and self.target in ("class", "positions"):
             raise DataError(f"{self.path}: expected at least two classes; all examples are {', '.join(outputs)}")
@@ -165,6 +180,7 @@ class CustomData(Task):
         if self.target != "class":
             facts |= {"target": self.target, "metric": FORMATS[self.target].metric}
         columns = {"label_column": self.label_column, "text_column": self.text_column}  # as prediction reads tables
+        columns |= {"group_column": self.group} if self.group and kind not in ("audio", "image") else {}
         facts |= columns | ({"changes": changes} if changes else {})
         return arrays, {"classes": outputs, "kind": kind, **facts}
 
@@ -196,7 +212,7 @@ class CustomData(Task):
         parts: dict[str, Examples] = {}
         for split, path in self._paths().items():
             if path.is_file() and suffix(path) == ".npz":
-                arrays = read_npz(path, target=self.target)
+                arrays = read_npz(path, target=self.target, group=self.group)
                 if split != "all" and "all" not in arrays:
                     raise DataError(f"{path} has arrays of {', '.join(arrays)}; expected x and y: its name is {split}")
                 parts |= arrays if split == "all" else {split: arrays["all"]}
@@ -208,7 +224,7 @@ class CustomData(Task):
 
     @property
     def _columns(self) -> Columns:
-        return Columns(self.label_column, self.text_column, target=self.target)
+        return Columns(self.label_column, self.text_column, target=self.target, group=self.group)
 
     def _read_path(self, path: Path, count: ProgressCounter) -> Examples:
         if path.is_dir():
@@ -224,18 +240,6 @@ class CustomData(Task):
         if suffix(path) in ARCHIVES:
             return read_media(path, self.sample_rate, self.grey, self.size, count)
         raise DataError(f"unknown kind of file {path}; expected {', '.join((*TABLES, *ARCHIVES))} or a folder")
-
-    def _draw_splits(self, examples: Examples) -> dict[str, Examples]:
-        n, fractions = len(examples), (0.0, self.val_fraction, self.test_fraction)
-        parts = dict(zip(SPLITS, random_split(n, fractions, self.seed), strict=True))
-        for split, fraction in zip(SPLITS, fractions, strict=True):
-            if split != "train" and fraction == 0:
-                del parts[split]
-            elif len(parts[split]) == 0:
-                raise DataError(
-                    f"{examples.where} has {n} examples: too few for {split} with {split}_fraction={fraction:g}"
-                )
-        return {split: examples.take(part) for split, part in parts.items()}
 
     def _encode(self, kind: str, parts: dict[str, Examples]) -> encoding.Encoded:
         if kind == "text":
