@@ -467,3 +467,34 @@ def test_ambiguous_folder_raises(tmp_path):
 def test_folder_with_a_single_table(tmp_path):
     root = write_files(tmp_path / "files", {"train.csv": "text,label\n" + "a,x\nb,y\n" * 10, "README.md": "?"})
     assert [len(split) for split in custom(tmp_path, root).prepare().splits.values()] == [16, 2, 2]
+
+
+def test_arrays_with_lengths_are_read_without_their_padding(tmp_path):
+    x = RNG.integers(1, 9, (40, 6))
+    lengths, y = np.arange(40) % 6 + 1, np.arange(40) % 2
+    np.savez(tmp_path / "tokens.npz", x=np.where(np.arange(6) < lengths[:, None], x, 30000), y=y, lengths=lengths)
+    data = custom(tmp_path, tmp_path / "tokens.npz").prepare()
+    assert len(data.vocabulary) == 10  # the padding is no token
+    train = random_split(40, (0.0, 0.1, 0.1), 42)[0]
+    assert data.splits["train"].lengths.tolist() == lengths[train].tolist()
+    assert data.splits["train"].example(3).tolist() == (x[train[3], : lengths[train[3]]] + 1).tolist()
+
+    np.savez(tmp_path / "values.npz", x=x.astype(float), y=y, lengths=lengths)
+    values = np.asarray(custom(tmp_path, tmp_path / "values.npz").prepare().splits["train"].x)[..., 0]
+    assert np.array_equal(values, np.where(np.arange(6) < lengths[train][:, None], x[train], 0))
+
+
+@pytest.mark.parametrize("dtype", [int, float])
+def test_labels_of_positions_after_the_lengths_are_ignored(tmp_path, dtype):
+    x, lengths = RNG.integers(1, 9, (40, 6)).astype(dtype), np.arange(40) % 6 + 1
+    np.savez(tmp_path / "d.npz", x=x, y=(x > 4).astype(int), lengths=lengths)
+    y = custom(tmp_path, tmp_path / "d.npz", target="positions").prepare().splits["train"].y
+    train = random_split(40, (0.0, 0.1, 0.1), 42)[0]
+    assert np.array_equal(y >= 0, np.arange(6) < lengths[train][:, None])
+
+
+def test_wrong_lengths_raise(tmp_path):
+    for lengths in ([7] * 40, [0] * 40, [6] * 39, [2.5] * 40):
+        np.savez(tmp_path / "d.npz", x=np.ones((40, 6)), y=np.arange(40) % 2, lengths=lengths)
+        with pytest.raises(DataError, match=r"expected 40 integers in 1 \.\. 6"):
+            custom(tmp_path, tmp_path / "d.npz").prepare()

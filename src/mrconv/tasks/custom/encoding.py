@@ -36,9 +36,9 @@ def encode_text(parts: ExamplesBySplit, length: int) -> Encoded:
 
 def encode_tokens(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
     """Encode integers as tokens, shifted by 1 because 0 is padding."""
-    largest = max(int(np.max(examples.x)) for examples in parts.values())
+    largest = max(int(np.max(tokens)) for examples in parts.values() for tokens in examples.x)
     for examples in parts.values():
-        low, high = np.min(examples.x), np.max(examples.x)
+        low, high = min(map(np.min, examples.x)), max(map(np.max, examples.x))
         if low < 0 or high > MAX_TOKEN:
             raise DataError(
                 f"{examples.where}: integers from {low} to {high}; tokens must lie in 0 .. {MAX_TOKEN}. For values, "

@@ -114,6 +114,9 @@ def read_npz(path: Path, labelled: bool = True, target: str = "class", group: st
     y holds, by target, classes (n,), 0 and 1 (n, labels), values (n,) or (n, values), or classes of positions (n,
     length), where negative integers stand for no label. Without `labelled`, it may be missing. `group` names an array
     (n,) of the groups of "all".
+
+    `lengths` (n,), or lengths_train and so on, are the lengths of padded examples: tokens are cut to them, values after
+    them become 0, as those of shorter recordings are, and labels of positions after them are ignored.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -147,9 +150,30 @@ def _npz_examples(
         labels = labels_of_array(target, y := arrays[y_name], x, f"{path}, {y_name}")
         columns = [str(i) for i in range(y.shape[1])] if target == "labels" else ["y"]
         outputs = tuple(columns) if target == "labels" else FORMATS[target].names_of_outputs(labels[0], columns)
-    if x.dtype.kind != "f" and x.ndim == 2:
-        return Examples("tokens", x, labels, where, outputs=outputs)
-    return Examples("values", x[..., None] if x.ndim == 2 else x, labels, where, outputs=outputs)
+    tokens = x.dtype.kind != "f" and x.ndim == 2
+    x = x[..., None] if x.ndim == 2 and not tokens else x
+    examples = Examples("tokens" if tokens else "values", x, labels, where, outputs=outputs)
+    lengths = arrays.get(x_name.replace("x", "lengths", 1))
+    return examples if lengths is None else _cut_padding(examples, lengths, target)
+
+
+def _cut_padding(examples: Examples, lengths: np.ndarray, target: str) -> Examples:
+    """Return arrays without what is after the lengths: shorter tokens, or values with zeros there."""
+    x, labels = np.asarray(examples.x), examples.labels
+    fits = lengths.shape == (len(x),) and lengths.dtype.kind in "iu" and lengths.min() > 0
+    if not fits or lengths.max() > x.shape[1]:
+        raise DataError(
+            f"{examples.where}: lengths are {lengths.dtype} of shape {lengths.shape}; expected {len(x)} integers in "
+            f"1 .. {x.shape[1]}"
+        )
+    if target == "positions":
+        labels = [label and label[:n] for label, n in zip(labels, lengths, strict=True)]
+    if examples.kind == "tokens":
+        return replace(examples, x=[each[:n] for each, n in zip(x, lengths, strict=True)], labels=labels)
+    if target == "positions":
+        labels = [label and label + ("",) * (x.shape[1] - len(label)) for label in labels]
+    valid = np.arange(x.shape[1]) < lengths[:, None]
+    return replace(examples, x=np.where(valid[..., None], x, x.dtype.type(0)), labels=labels)
 
 
 def read_table(path: Path, columns: Columns) -> Examples:

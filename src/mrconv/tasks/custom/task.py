@@ -40,7 +40,8 @@ class CustomData(Task):
     """Custom data in a file or folder `path`, whose content determines the kind of the examples.
 
     - `.npz` with x and y, or x_train, y_train, and likewise val and test. Integers x (n, length) are tokens; anything
-      else (n, length[, channels]) is values, stored as float32 unless they are uint8 or int16.
+      else (n, length[, channels]) is values, stored as float32 unless they are uint8 or int16. `lengths` (n,) are the
+      lengths of padded examples.
     - `.csv` or `.tsv` with a header: a column of labels, and a column of texts or else numbers in all others;
       `.jsonl` or `.jsonl.xz` with a text and a label per line. Texts are sequences of characters.
     - a folder or archive with a folder of recordings (WAV, FLAC, OGG, MP3) or images (PNG, JPEG) for each class.
@@ -61,9 +62,9 @@ class CustomData(Task):
     there is only one part, val and test are drawn from it by `seed`. Values are normalised by mean and standard
     deviation of each channel of the training data, padding included.
 
-    Texts keep their lengths, and training hides their padding from every layer by default (`mask_padding`), so that a
-    prediction does not depend on it. Values and recordings have no lengths: the zeros after a shorter one are part of
-    it, in training and prediction.
+    Texts, and tokens with `lengths`, keep their lengths, and training hides their padding from every layer by default
+    (`mask_padding`), so that a prediction does not depend on it. Values and recordings have no lengths: the zeros after
+    a shorter one are part of it, in training and prediction.
 
     Files are read as for a prediction: recordings of several channels are averaged and those at other sampling rates
     resampled; images of other sizes are cropped in the middle to the aspect ratio and resized. `facts["changes"]`
