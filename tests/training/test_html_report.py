@@ -1,5 +1,6 @@
 """`mrconv report`: one page that needs no other file and runs no script."""
 
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,8 @@ def run(tmp_path):
     """Return a copy of a recorded run with weights, and hostile predictions."""
     folder = shutil.copytree(RECORDS / "text-base-seed0", tmp_path / "run")
     (folder / "predictions.csv").write_text(f'name,label,prediction\n"{HOSTILE}",positive,negative\n')
-    (folder / "metrics.json").write_text('{"f1": 0.875, "per class": {"positive": 0.9}}')
+    test = {"examples": 25000, "f1": 0.875, "f1_per_class": {"negative": 0.85, HOSTILE: 0.9}, "confusion_matrix": [[1]]}
+    (folder / "metrics.json").write_text(json.dumps({"splits": {"test": test}}))
     return folder
 
 
@@ -30,7 +32,15 @@ def test_the_page_holds_everything_and_loads_nothing(run, capsys):
     page = (run / "report.html").read_text()
     titles = ["Scores", "Learning curves", "Weights of the resolutions", "Merged kernels", "Predictions", "Settings"]
     assert re.findall("<h2>(.*?)</h2>", page) == [*titles, "Environment"]
-    for text in ("88.28%", "0.875", "929,282 parameters", "weight_decay", "NVIDIA H200", "&lt;script&gt;"):
+    for text in (
+        "88.28%",
+        "0.875",
+        "f1 per class",
+        "929,282 parameters",
+        "weight_decay",
+        "NVIDIA H200",
+        "&lt;script&gt;",
+    ):
         assert text in page, text
     assert HOSTILE not in page
     assert set(re.findall(r"(?:src=|href=|url\().{5}", page)) == {'src="data'}

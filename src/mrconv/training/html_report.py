@@ -16,9 +16,9 @@ from .._utils.files import atomic_write
 from ..hub import read_json
 from . import rundir
 from .figures import FIGURES, draw_run
+from .measurement import METRICS, PREDICTIONS
 from .scores import SCORES
 
-METRICS_JSON, PREDICTIONS = "metrics.json", "predictions.csv"
 EXAMPLES = 20  # predictions that are shown
 CAPTIONS = {
     "curves": "Learning curves",
@@ -35,7 +35,7 @@ table { border-collapse: collapse; } td, th { padding: .15rem .8rem .15rem 0; te
 th { font-weight: 600; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
 img { max-width: 100%; background: white; border-radius: 4px; } figure { margin: 1rem 0; }
 figcaption, .note { color: #7d8590; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; margin: 1rem 0; }
 """
 # The page loads nothing and runs no script, whatever the names of classes and files in it are.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -94,9 +94,19 @@ def _scores(folder: Path, result: Mapping[str, Any]) -> str:
             [split, *(metric.text(result[key][split]) for key in columns.values())] for split in result[metric.name]
         ]
         tables.append(_table([metric.name, *columns], rows))
-    if (folder / METRICS_JSON).exists():
-        tables.append(_table(["evaluation", ""], _items(read_json(folder / METRICS_JSON))))
+    if (folder / METRICS).exists():
+        splits = read_json(folder / METRICS)["splits"]
+        tables.append(_measured("evaluation", splits))
+        for name in [name for name, value in next(iter(splits.values())).items() if isinstance(value, dict)]:
+            tables.append(_measured(name.replace("_", " "), {split: each[name] for split, each in splits.items()}))
     return _section("Scores", "\n".join(tables)) if tables else ""
+
+
+def _measured(title: str, splits: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the numbers that an evaluation has for all splits, a row each."""
+    names = [name for name, value in next(iter(splits.values())).items() if isinstance(value, int | float)]
+    rows = [[name.replace("_", " "), *(f"{each[name]:.4g}" for each in splits.values())] for name in names]
+    return _table([title, *splits], rows)
 
 
 def _figures(folder: Path) -> list[str]:
