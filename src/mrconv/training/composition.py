@@ -247,8 +247,10 @@ FAILURES = (DataError, ValueError, OSError, JobFailed)
 def launch(settings: Sequence[str], multirun: bool, job: Callable[[Experiment, Path], None]) -> None:
     """Run one job, or the jobs of a sweep, with Hydra's launcher and sweeper."""
     overrides, errors, keys = hydra_overrides(settings), list[Exception](), list[str]()
+    command = sys.argv
 
     def task(config: DictConfig) -> None:
+        sys.argv = command  # which the run records; the processes of other launchers have theirs
         runtime = HydraConfig.get()
         folder = runtime.runtime.output_dir
         try:
@@ -269,11 +271,24 @@ def launch(settings: Sequence[str], multirun: bool, job: Callable[[Experiment, P
         keys = _naming_keys(_sweep(overrides)[1] if multirun else _parse(overrides))
         folder = f"${{run_name:{','.join(keys)}}}-seed${{seed}}"
         if multirun:
-            runner.multirun(CONFIG, task, [f"hydra.sweep.subdir={folder}", *overrides, "hydra.mode=MULTIRUN"])
+            with _lost_jobs():
+                runner.multirun(CONFIG, task, [f"hydra.sweep.subdir={folder}", *overrides, "hydra.mode=MULTIRUN"])
         else:
             runner.run(CONFIG, task, [f"hydra.run.dir=${{out}}/{folder}", *overrides, "hydra.mode=RUN"])
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def _lost_jobs() -> Iterator[None]:
+    """Report a job that a signal ended before it could return anything, which submitit and joblib raise as errors."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("submitit", "joblib"):
+            raise
+        words = [word for word in str(error).split() if word.strip("-")]
+        raise JobFailed(" ".join(words)) from error
 
 
 def _key(override: str) -> str:

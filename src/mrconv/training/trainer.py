@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -46,12 +47,22 @@ def make_trainer(experiment: Experiment, folder: Path, callbacks: list[Callback]
             log_every_n_steps=1,  # values are logged per epoch only
             callbacks=callbacks,
             logger=_loggers(e, folder) or False,
-            plugins=[AtomicIO()],
+            plugins=[AtomicIO(), *_cluster_environment()],
             default_root_dir=folder,
         )
     except (MisconfigurationException, TypeError) as error:
         settings = f"accelerator={e.accelerator} devices={e.devices} strategy={e.strategy}"
         raise ValueError(f"{settings} is not available on this machine: {error}") from error
+
+
+def _cluster_environment() -> list[SLURMEnvironment]:
+    """Return SLURM's environment without Lightning's requeueing in a job of SLURM that torchrun does not start.
+
+    Lightning would save a second checkpoint on SIGUSR1, even within a step, and resume from it where there is no other.
+    """
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        return [SLURMEnvironment(auto_requeue=False)]
+    return []
 
 
 def _loggers(experiment: Experiment, folder: Path) -> list[Any]:
