@@ -60,23 +60,32 @@ def test_jobs_of_a_launcher_are_recorded_and_failures_reported(launcher, package
 
 
 @pytest.mark.slow
-def test_a_submitted_job_that_sigterm_stops_is_reported(tmp_path):
+def test_a_submitted_job_resumes_when_requeued_and_is_reported_when_stopped(tmp_path):
     need("hydra-submitit-launcher")
     where = [f"out={tmp_path}", f"data_dir={tmp_path / 'data'}", "name=long", "seed=3", "hydra/launcher=submitit_local"]
     last = tmp_path / "long-seed3" / "last.ckpt"
     command = [sys.executable, "-m", "mrconv", "train", "-m", *SETTINGS, *where, "epochs=2000"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not last.exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.2)
-    (job,) = [each.name for each in (tmp_path / ".submitit").iterdir() if each.name.isdigit()]
-    os.kill(int(job), signal.SIGTERM)  # the controller forwards it to the job
+
+    def wait_for(condition):
+        while not condition():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.2)
+
+    wait_for(last.exists)
+    (folder,) = [each for each in (tmp_path / ".submitit").iterdir() if each.name.isdigit()]
+    controller, output = int(folder.name), folder / f"{folder.name}_0_log.out"
+    children = Path(f"/proc/{controller}/task/{controller}/children")
+    os.kill(int(children.read_text()), signal.SIGUSR2)  # submitit's signal before the time limit: requeue
+    wait_for(lambda: re.search(rf"^resuming from {last}.*^epoch ", output.read_text(), re.MULTILINE | re.DOTALL))
+    os.kill(int(children.read_text()), signal.SIGTERM)
     error = process.communicate(timeout=100)[1]
     assert process.returncode == 2, error
     assert f"stopped by SIGTERM; the same command resumes from {last}" in error
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_slurm_command_of_the_page_makes_this_job(tmp_path, monkeypatch):
     need("hydra-submitit-launcher")
     import submitit
