@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
