@@ -23,8 +23,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_passes_twine(tmp_path):
     assert [Path(file).suffixes[-1] for file in files] == [".whl", ".gz"]
     run(["twine", "check", "--strict", *files])
     source = {
-        path.relative_to(ROOT / "src").as_posix()
-        for path in (ROOT / "src/mrconv").rglob("*")
+        path.relative_to(copy / "src").as_posix()
+        for path in (copy / "src/mrconv").rglob("*")
         if path.is_file() and path.suffix not in (".pyc", ".md")
     }
     with zipfile.ZipFile(files[0]) as wheel:

@@ -392,7 +392,7 @@ def test_models_that_cannot_be_served_are_reported(tmp_path, capsys, audio_serve
     described = json.loads((huge / "inputs.json").read_text())
     (huge / "inputs.json").write_text(json.dumps(described | {"length": 10**13}))
     for folder, options, message in (
-        ("backbone", [], "holds a Backbone; expected a classifier or a language model"),
+        ("backbone", [], "holds a Backbone; expected a classifier, a regressor of whole sequences or a language model"),
         ("wrong", [], "with 1 channels and 3 classes; this model has 34 symbols and 2 classes"),
         ("broken", [], "kind must be one of text, tokens, values, audio, image; got 'smell'"),
         ("huge", [], "not enough memory for an input of length 10,000,000,000,000"),

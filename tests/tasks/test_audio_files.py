@@ -107,5 +107,5 @@ def test_absurd_sampling_rate_raises(rate):
 def test_without_soxr_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soxr", None)
     assert len(read_audio(audio(noise()), "a", 16_000)[0]) == 16_000
-    with pytest.raises(DataError, match=r"a has 16,000 samples a second instead of 8,000; .*mrconv\[data\]"):
+    with pytest.raises(DataError, match=r"a has 16,000 samples a second instead of 8,000; .*extra 'data'"):
         read_audio(audio(noise()), "a", 8_000)
