@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,9 @@ def is_complete(folder: Path) -> bool:
     return (folder / METADATA).exists()
 
 
-def build_once(folder: Path, build: Callable[[], Built]) -> Path:
-    """Return the folder; if it does not exist, build its arrays and create it atomically."""
-    if is_complete(folder):
-        return folder
+@contextmanager
+def drafted(folder: Path) -> Iterator[Path]:
+    """Yield a draft that becomes the folder when the block ends, unless a complete one exists; removed on failure."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -60,11 +60,7 @@ def build_once(folder: Path, build: Callable[[], Built]) -> Path:
         reason = f"{folder.parent} is not writable: {error.strerror}"
         raise DataError(f"cannot store prepared data: {reason}; give another cache_dir") from error
     try:
-        splits, metadata = build()
-        for split, arrays in splits.items():
-            for name, array in arrays.items():
-                np.save(draft / f"{split}.{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
-        (draft / METADATA).write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+        yield draft
         draft.chmod(0o755)
         try:
             os.rename(draft, folder)
@@ -73,6 +69,18 @@ def build_once(folder: Path, build: Callable[[], Built]) -> Path:
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def build_once(folder: Path, build: Callable[[], Built]) -> Path:
+    """Return the folder; if it does not exist, build its arrays and create it atomically."""
+    if is_complete(folder):
+        return folder
+    with drafted(folder) as draft:
+        splits, metadata = build()
+        for split, arrays in splits.items():
+            for name, array in arrays.items():
+                np.save(draft / f"{split}.{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+        (draft / METADATA).write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
     return folder
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import os
 import re
 import shutil
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import IO, Any
 
 from .._utils.files import atomic_write
 from .base import Task, task
-from .cache import METADATA, is_complete
+from .cache import METADATA, drafted, is_complete
 from .errors import DataError
 from .progress_callback import Progress, no_progress
 
@@ -58,10 +56,7 @@ def _unpack(tar: tarfile.TarFile, file: Path, data_dir: Path, cache_dir: Path | 
         raise DataError(f"{file} was not written by `mrconv data pack`: it does not begin with {TASK}")
     described: dict[str, Any] = json.load(_opened(tar, first))
     unpacked = task(described["task"], data_dir, cache_dir=cache_dir, **described["options"])
-    folder = unpacked.unpacked_folder()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with drafted(unpacked.unpacked_folder()) as draft:
         while (member := tar.next()) is not None:
             if not member.isfile() or MEMBER.fullmatch(member.name) is None:
                 raise DataError(f"{file} was not written by `mrconv data pack`: it holds {member.name!r}")
@@ -69,11 +64,6 @@ def _unpack(tar: tarfile.TarFile, file: Path, data_dir: Path, cache_dir: Path | 
                 shutil.copyfileobj(_opened(tar, member), target)
         if not is_complete(draft):
             raise DataError(f"{file} is incomplete: it holds no {METADATA}")
-        draft.chmod(0o755)
-        if not is_complete(folder):
-            os.rename(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return unpacked
 
 

@@ -15,6 +15,7 @@ from .._utils.duration import format_duration
 from .._utils.files import atomic_write
 from ..hub import read_json
 from . import rundir
+from .checkpoints import METRICS as HISTORY
 from .figures import FIGURES, draw_run
 from .measurement import METRICS, PREDICTIONS
 from .scores import SCORES
@@ -44,8 +45,8 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def write_report(folder: Path, out: Path) -> None:
     """Write the page of a run that has a result, or at least one epoch."""
     experiment = rundir.read_run(folder)
-    if not (folder / rundir.RESULT).exists() and not (folder / "metrics.csv").exists():
-        raise ValueError(f"{folder} has no {rundir.RESULT} and no metrics.csv: no epoch is complete yet")
+    if not (folder / rundir.RESULT).exists() and not (folder / HISTORY).exists():
+        raise ValueError(f"{folder} has no {rundir.RESULT} and no {HISTORY}: no epoch is complete yet")
     result = rundir.read_result(folder) if (folder / rundir.RESULT).exists() else {}
     environment = read_json(folder / rundir.ENVIRONMENT) if (folder / rundir.ENVIRONMENT).exists() else {}
     parts = [

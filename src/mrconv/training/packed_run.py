@@ -13,7 +13,7 @@ import torch
 
 from ..hub import MODEL, read_json
 from . import rundir
-from .checkpoints import BEST, LAST, METRICS, PREVIOUS, latest_valid_checkpoint
+from .checkpoints import BEST, LAST, METRICS, PREVIOUS, latest_valid_checkpoint, read_step
 
 MANIFEST, PART, FORMAT = "manifest.json", "part-{:03d}", 1
 FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, BEST, rundir.RESULT, MODEL)
@@ -38,7 +38,7 @@ def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -
         checkpoint = latest_valid_checkpoint(run, (LAST, PREVIOUS))
         if checkpoint is None:
             raise ValueError(f"{run} has no checkpoint to resume from")
-        step = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["global_step"]
+        step = read_step(checkpoint)
         archive, target = Path(draft, "run.tar"), Path(draft, "out")
         target.mkdir()
         with tarfile.open(archive, "w") as tar:
