@@ -25,7 +25,7 @@ def test_folder_tar_and_zip_give_the_same_files(tmp_path, make):
 def test_truncated_tar_raises(tmp_path, keep):
     write_tar(tmp_path / "cut.tar.gz", {**FILES, "noise": checksum(io.BytesIO(b"")).encode() * 99})
     truncate(tmp_path / "cut.tar.gz", keep)
-    with pytest.raises(DataError, match=r"cut\.tar\.gz is .*truncated.*download it again"):
+    with pytest.raises(DataError, match=r"cut\.tar\.gz.* is .*truncated.*download it again"):
         list(read_members(tmp_path / "cut.tar.gz"))
 
 

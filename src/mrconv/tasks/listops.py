@@ -57,6 +57,7 @@ class ListOps(Task):
     max_args: int = 10
 
     title: ClassVar[str] = "ListOps: value of nested list operations (LRA)"
+    file_mib: ClassVar[int] = 16
     layout: ClassVar[str] = (
         "Put basic_train.tsv, basic_val.tsv and basic_test.tsv there, or the lra_release of "
         "github.com/google-research/long-range-arena with its folder listops-1000; or set source='generate'."

@@ -41,6 +41,7 @@ class Retrieval(Task):
     decode: bool = False
 
     title: ClassVar[str] = "Retrieval: does one paper cite the other (LRA, AAN)"
+    file_mib: ClassVar[int] = 64
     layout: ClassVar[str] = (
         "Put new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv there, or the lra_release of "
         "github.com/google-research/long-range-arena with its folder tsv_data."

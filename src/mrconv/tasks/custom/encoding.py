@@ -19,6 +19,7 @@ from .file_readers import Examples
 from .labels import FORMATS
 
 MAX_TOKEN = 2**15 - 2
+MAX_SAMPLES = 2**20  # of a recording, where no length is set: a minute at 16 kHz
 ExamplesBySplit = Mapping[str, Examples]
 Encoded = tuple[dict[str, Arrays], dict[str, Any]]
 
@@ -73,6 +74,8 @@ def encode_values(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
 
 def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, sample_rate: int) -> Encoded:
     """Pad recordings with zeros on the right."""
+    if not length:
+        _check_longest(parts)
     length = _stored_length(parts, length, cut)
     arrays: dict[str, Arrays] = {}
     for split, examples in parts.items():
@@ -83,6 +86,17 @@ def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, sample_rate: in
     return with_normalisation(
         arrays, {"encoder": "values", "length": length, "channels": 1, "sample_rate": sample_rate}
     )
+
+
+def _check_longest(parts: ExamplesBySplit) -> None:
+    """Reject a recording that would pad all others to more than MAX_SAMPLES."""
+    for examples in parts.values():
+        for i, samples in enumerate(examples.x):
+            if len(samples) > MAX_SAMPLES:
+                raise DataError(
+                    f"{examples.describe(i)}: {len(samples):,} samples, to which all recordings would be padded; more "
+                    f"than {MAX_SAMPLES:,} need task.length={len(samples)}, or a shorter length and task.cut=true"
+                )
 
 
 def encode_images(parts: ExamplesBySplit, length: int, sequence: bool) -> Encoded:

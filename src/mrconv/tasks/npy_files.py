@@ -1,0 +1,57 @@
+"""Reading of NumPy's .npy and .npz files: only the arrays that are asked for, checked before they are allocated."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .archives import read_zip_member
+from .reading import Expansion, reading
+
+NOT_NPZ = "is not a file of arrays saved by numpy.savez"
+HEADERS: dict[tuple[int, int], Any] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def array_names(path: Path) -> list[str]:
+    """Return the names of the arrays in an .npz file."""
+    with reading(path, NOT_NPZ, ""), zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def read_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of these names in an .npz file; those that it does not have are left out."""
+    arrays = {}
+    expansion = Expansion(path)
+    with reading(path, NOT_NPZ, ""), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in names:
+                arrays[name] = parse_npy(
+                    read_zip_member(archive, info, f"{path}, {name}", expansion), f"{path}, {name}"
+                )
+    return arrays
+
+
+def parse_npy(content: bytes, where: str) -> np.ndarray:
+    """Return the array in the content of an .npy file; it is read-only."""
+    with reading(where, "is not an array of numbers or strings saved by numpy", ""):
+        file = io.BytesIO(content)
+        shape, fortran, dtype = HEADERS[np.lib.format.read_magic(file)](file)
+        if dtype.hasobject or dtype.names or dtype.subdtype:
+            raise ValueError(f"its dtype is {dtype}")
+        expected = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or expected != len(content) - file.tell():
+            raise ValueError(f"{len(content) - file.tell():,} bytes; its shape {shape} needs {expected:,}")
+        array = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+        if dtype.kind == "U":
+            "".join(array.ravel().tolist()).encode()  # raises for code points that are no characters
+    return array
