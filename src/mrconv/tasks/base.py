@@ -195,6 +195,8 @@ class Task(ABC):
                 fields["facts"]["sample_rate"] = fields["facts"].pop("sampling_rate")
             fields |= splits.pop("all", {})  # scale and shift, where they are arrays
             fields["splits"] = {name: Split(name, **splits[name]) for name in metadata["splits"]}
+            for name in fields["splits"]:
+                check_split(self.name, name, splits[name], fields, ValueError)
             return Prepared(name=self.name, folder=folder, **({"metric": self.metric} | fields))
 
     def check(self) -> None:  # noqa: B027
@@ -244,8 +246,7 @@ class Task(ABC):
         metadata["facts"] = {name: facts[name] for name in facts if name not in fields}
         metadata["splits"] = [name for name in splits if name != "all"]
         for name in metadata["splits"]:
-            classes = len(facts["classes"]) if facts.get("target", "class") == "class" else 0
-            check_split(self.name, name, splits[name], classes)
+            check_split(self.name, name, splits[name], facts)
         return splits, metadata
 
     def _find_source(self, *candidates: str) -> Path:
@@ -264,17 +265,27 @@ _Class = TypeVar("_Class", bound=type[Task])
 NOT_IN_KEY = {"data_dir", "cache_dir", "max_file_mib"}
 
 
-def check_split(task: str, split: str, arrays: Arrays, classes: int) -> None:
-    """Raise DataError if a split is empty, its arrays differ in length, or a label is out of range."""
-    y, x, offsets = arrays["y"], arrays["x"], arrays.get("offsets")
+def check_split(
+    task: str, split: str, arrays: Arrays, facts: Mapping[str, Any], error: type[Exception] = DataError
+) -> None:
+    """Raise an error if a split is empty, its arrays differ in length, or a label is out of range."""
+    y = arrays["y"]
     if len(y) == 0:
-        raise DataError(f"{task}: the {split} split has no example")
-    examples = len(x) if offsets is None else len(offsets) - 1
-    if examples != len(y):
-        raise DataError(f"{task}: the {split} split has {examples} examples and {len(y)} labels")
+        raise error(f"{task}: the {split} split has no example")
+    for x, offsets in ((arrays["x"], arrays.get("offsets")), (arrays.get("x2"), arrays.get("offsets2"))):
+        examples = len(offsets) - 1 if offsets is not None else len(y if x is None else x)
+        if examples != len(y):
+            raise error(f"{task}: the {split} split has {examples} examples and {len(y)} labels")
+        if offsets is not None and (x is None or not _are_boundaries(offsets, len(x))):
+            raise error(f"{task}: the offsets of {split} are not the boundaries of its sequences")
+    classes = len(facts["classes"]) if facts.get("target", "class") == "class" else 0
     if classes and (y.min() < 0 or y.max() >= classes):
         i = int(np.flatnonzero((y < 0) | (y >= classes))[0])
-        raise DataError(f"{task}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
+        raise error(f"{task}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
+
+
+def _are_boundaries(offsets: np.ndarray, stop: int) -> bool:
+    return bool(offsets[0] == 0 and offsets[-1] == stop and (offsets[:-1] <= offsets[1:]).all())
 
 
 TASKS: Registry[Task] = Registry("task")

@@ -195,7 +195,7 @@ def safe_unpickle(content: bytes, where: str) -> dict[str, Any]:
     with reading(where, "is not a pickle, or is damaged or truncated", ""):
         for opcode, argument, _ in pickletools.genops(content):
             # pickle allocates as many entries as the largest index
-            if opcode.name.endswith("PUT") and argument > len(content):
+            if opcode.name.endswith("PUT") and isinstance(argument, int) and argument > len(content):
                 raise ValueError(f"an index of {argument}")
         data = _Unpickler(io.BytesIO(content), where).load()
     if not isinstance(data, dict):
@@ -232,7 +232,7 @@ class PickledArray:
                 pass
             case _:
                 raise DataError(f"{where}: 'data' is not an array of two dimensions as NumPy pickles it")
-        if code not in ("u1", "|u1") or width != 3 * PIXELS:
+        if code not in ("u1", "|u1") or width != 3 * PIXELS or n < 0:
             kind = code if re.fullmatch(r"[<>=|]?\w{1,4}", code, re.ASCII) else "another type"
             shape = f"({n:.0f}, {width:.0f})" if max(abs(n), abs(width)) < 2**31 else "too large a shape"
             raise DataError(f"{where}: 'data' must be uint8 of shape (n, {3 * PIXELS}); got {kind} of shape {shape}")
