@@ -39,6 +39,11 @@ def npy_header(shape, dtype="<f4"):
     return file.getvalue()
 
 
+def test_an_error_is_one_line_that_cannot_control_a_terminal():
+    assert str(DataError("a\n\x1b[2J\ud83d é")) == r"a\n\x1b[2J\ud83d é"
+    assert len(str(DataError("é" * 5000))) == 1000
+
+
 class TestArrays:
     @pytest.mark.parametrize("y", [1e30, np.inf, np.nan, -1e30])
     def test_labels_that_are_no_integers_are_rejected(self, tmp_path, y):
@@ -79,8 +84,8 @@ class TestArrays:
             (npy(X)[:-1], "319 bytes; its shape"),
             (b"\x93NUMPY\x09\x00", ""),
             (b"", "EOF"),
-            (npy_header((1,), "<U1") + b"\x3d\xd8\0\0", "surrogates not allowed"),
-            (npy_header((1,), "<U1") + b"\xff" * 4, ""),
+            (npy_header((1,), "<U1") + b"\x3d\xd8\0\0", "code points that are no characters"),
+            (npy_header((1,), "<U1") + b"\xff" * 4, "code points that are no characters"),
         ],
         ids=range(9),
     )

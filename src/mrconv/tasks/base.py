@@ -245,8 +245,9 @@ class Task(ABC):
         metadata = {name: facts[name] for name in facts if name in fields}
         metadata["facts"] = {name: facts[name] for name in facts if name not in fields}
         metadata["splits"] = [name for name in splits if name != "all"]
+        where = ", ".join([self.name, *map(str, self.sources()[:3])])
         for name in metadata["splits"]:
-            check_split(self.name, name, splits[name], facts)
+            check_split(where, name, splits[name], facts)
         return splits, metadata
 
     def _find_source(self, *candidates: str) -> Path:
@@ -266,22 +267,22 @@ NOT_IN_KEY = {"data_dir", "cache_dir", "max_file_mib"}
 
 
 def check_split(
-    task: str, split: str, arrays: Arrays, facts: Mapping[str, Any], error: type[Exception] = DataError
+    where: str, split: str, arrays: Arrays, facts: Mapping[str, Any], error: type[Exception] = DataError
 ) -> None:
     """Raise an error if a split is empty, its arrays differ in length, or a label is out of range."""
     y = arrays["y"]
     if len(y) == 0:
-        raise error(f"{task}: the {split} split has no example")
+        raise error(f"{where}: the {split} split has no example")
     for x, offsets in ((arrays["x"], arrays.get("offsets")), (arrays.get("x2"), arrays.get("offsets2"))):
         examples = len(offsets) - 1 if offsets is not None else len(y if x is None else x)
         if examples != len(y):
-            raise error(f"{task}: the {split} split has {examples} examples and {len(y)} labels")
+            raise error(f"{where}: the {split} split has {examples} examples and {len(y)} labels")
         if offsets is not None and (x is None or not _are_boundaries(offsets, len(x))):
-            raise error(f"{task}: the offsets of {split} are not the boundaries of its sequences")
+            raise error(f"{where}: the offsets of {split} are not the boundaries of its sequences")
     classes = len(facts["classes"]) if facts.get("target", "class") == "class" else 0
     if classes and (y.min() < 0 or y.max() >= classes):
         i = int(np.flatnonzero((y < 0) | (y >= classes))[0])
-        raise error(f"{task}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
+        raise error(f"{where}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
 
 
 def _are_boundaries(offsets: np.ndarray, stop: int) -> bool:

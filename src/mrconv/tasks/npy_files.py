@@ -51,7 +51,8 @@ def parse_npy(content: bytes, where: str) -> np.ndarray:
         expected = math.prod(shape) * dtype.itemsize
         if min(shape, default=0) < 0 or expected != len(content) - file.tell():
             raise ValueError(f"{len(content) - file.tell():,} bytes; its shape {shape} needs {expected:,}")
-        array = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
         if dtype.kind == "U":
-            "".join(array.ravel().tolist()).encode()  # raises for code points that are no characters
-    return array
+            codes = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder), offset=file.tell())
+            if ((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+                raise ValueError("its strings have code points that are no characters")
+        return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
