@@ -74,6 +74,13 @@ class TestArrays:
             custom(tmp_path / "a.npz", max_file_mib=1).prepare()
         assert custom(tmp_path / "a.npz", max_file_mib=32).prepare().length == 300_000
 
+    def test_an_array_may_be_as_large_as_its_file(self, tmp_path):
+        x = np.random.default_rng(0).normal(size=(20, 20_000))
+        np.savez(tmp_path / "a.npz", x=x, y=Y)
+        np.savez_compressed(tmp_path / "b.npz", x=x.astype(np.float16), y=Y)
+        for name in ("a.npz", "b.npz"):
+            assert custom(tmp_path / name, max_file_mib=1).prepare().length == 20_000
+
     @pytest.mark.parametrize(
         ("content", "message"),
         [

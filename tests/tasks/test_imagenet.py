@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -143,6 +144,16 @@ def test_damaged_image_raises_with_its_path(folder, content, message):
     files = ImageFiles(task("imagenet", folder, size=16).prepare(), "train")
     with pytest.raises(DataError, match=rf"train/n01/1\.JPEG {message}"):
         files[1]
+
+
+def test_a_very_elongated_image_is_cropped_before_it_is_resized():
+    image = pillow.new("RGB", (20_000, 2))
+    image.putpixel((10_000, 0), (255, 255, 255))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    crop = centre_crop(image, 224)
+    assert crop.size == (224, 224)
+    assert np.asarray(crop).max() > 200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 2**10
 
 
 def test_an_error_of_a_worker_is_one_line(folder):

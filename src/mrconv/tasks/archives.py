@@ -10,7 +10,18 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from .errors import DataError
-from .reading import CHUNK, DAMAGED, Expansion, check_size, check_text, open_file, read_file, reading
+from .reading import (
+    CHUNK,
+    DAMAGED,
+    MEMBER_RATIO,
+    Expansion,
+    check_size,
+    check_text,
+    max_file_bytes,
+    open_file,
+    read_file,
+    reading,
+)
 
 NameFilter = Callable[[str], bool]
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -35,6 +46,7 @@ def read_members(path: Path, wanted: NameFilter = lambda name: True) -> Iterator
         expansion = Expansion(path)
         for name, size, stream in tar_files(path):
             if wanted(name):
+                check_size(f"{path}: {name}", size)
                 yield name, _read_exactly(stream, size, f"{path}: {name}", expansion)
     else:
         raise DataError(f"{path} is neither a folder nor a tar or zip archive")
@@ -86,7 +98,6 @@ def _next(archive: tarfile.TarFile, stream: _TarStream) -> tarfile.TarInfo | Non
 
 
 def _read_exactly(stream: IO[bytes], size: int, where: str, expansion: Expansion) -> bytes:
-    check_size(where, size)
     expansion.add(size)
     with reading(where):
         content = stream.read(size)
@@ -119,6 +130,8 @@ def read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str,
     """Return the content of one file of a zip archive."""
     if info.compress_type not in METHODS:
         raise DataError(f"{where} is compressed by method {info.compress_type}; expected deflate or none")
+    compressed = min(info.compress_size, expansion.size)
+    check_size(where, info.file_size, max(max_file_bytes(), MEMBER_RATIO * compressed))
     with reading(where), archive.open(info) as stream:
         return _read_exactly(stream, info.file_size, where, expansion)
 

@@ -143,3 +143,26 @@ def load_arrays(folder: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
     with reading(folder / METADATA, DAMAGED_CACHE, f"remove {folder}, and the data is prepared again"):
         metadata: dict[str, Any] = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     return splits, metadata
+
+
+def check_split(
+    where: str, split: str, arrays: Arrays, facts: Mapping[str, Any], error: type[Exception] = DataError
+) -> None:
+    """Raise an error if a split is empty, its arrays differ in length, or a label is out of range."""
+    y = arrays["y"]
+    if len(y) == 0:
+        raise error(f"{where}: the {split} split has no example")
+    for x, offsets in ((arrays["x"], arrays.get("offsets")), (arrays.get("x2"), arrays.get("offsets2"))):
+        examples = len(offsets) - 1 if offsets is not None else len(y if x is None else x)
+        if examples != len(y):
+            raise error(f"{where}: the {split} split has {examples} examples and {len(y)} labels")
+        if offsets is not None and (x is None or not _are_boundaries(offsets, len(x))):
+            raise error(f"{where}: the offsets of {split} are not the boundaries of its sequences")
+    classes = len(facts["classes"]) if facts.get("target", "class") == "class" else 0
+    if classes and (y.min() < 0 or y.max() >= classes):
+        i = int(np.flatnonzero((y < 0) | (y >= classes))[0])
+        raise error(f"{where}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
+
+
+def _are_boundaries(offsets: np.ndarray, stop: int) -> bool:
+    return bool(offsets[0] == 0 and offsets[-1] == stop and (offsets[:-1] <= offsets[1:]).all())

@@ -18,7 +18,8 @@ MIB = 2**20
 CHUNK = MIB
 MAX_FILE_MIB = 1024
 DAMAGED = "is damaged or truncated"
-RATIO = 200  # of the size of what a compressed file holds to its own; texts and recordings have at most about 10
+MEMBER_RATIO, RATIO = 20, 200
+"""What one file of a zip, and all files of an archive, may have of their compressed size: texts have at most 10."""
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _limit = ContextVar("limit", default=(MAX_FILE_MIB * MIB, "the task's option max_file_mib"))
 
@@ -54,12 +55,12 @@ class Expansion:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.most, self.total = path, max(max_file_bytes(), RATIO * path.stat().st_size), 0
+        self.path, self.size, self.total = path, path.stat().st_size, 0
 
     def add(self, size: int) -> None:
         """Count what is read next."""
         self.total += size
-        check_size(f"the content of {self.path}", self.total, self.most)
+        check_size(f"the content of {self.path}", self.total, max(max_file_bytes(), RATIO * self.size))
 
 
 @contextmanager
