@@ -229,8 +229,8 @@ def characters_in_xz():
 @subject
 def pathfinder():
     folder = "pathfinder8/curv_contour_length_14"
-    picture = saved(pytest.importorskip("PIL.Image").fromarray(np.zeros((8, 8), np.uint8)).save, "PNG")
-    files = {f"{folder}/imgs/0/{i}.png": picture for i in range(12)}
+    pixels = saved(pytest.importorskip("PIL.Image").fromarray(np.zeros((8, 8), np.uint8)).save, "PNG")
+    files = {f"{folder}/imgs/0/{i}.png": pixels for i in range(12)}
     table = saved(np.save, np.array([["imgs/0", f"{i}.png", str(i), str(i % 2)] for i in range(12)]))
     files[f"{folder}/metadata/0.npy"] = table
     return files, named_task("pathfinder", size=8, source="files")

@@ -80,8 +80,10 @@ class _TarStream:
     """What tarfile reads of a tar: its headers, of at most `allowed` bytes, as tarfile keeps them in memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.seek, self.tell, self.file = file.seek, file.tell, file
-        self.allowed, self.last = CHUNK, b""
+        self.file, self.allowed, self.last = file, CHUNK, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= self.allowed:

@@ -17,7 +17,6 @@ from .._utils.suggest import closest
 from .cache import (
     DAMAGED_CACHE,
     REMOVE_CACHE,
-    Arrays,
     Built,
     build_once,
     cache_key,

@@ -48,11 +48,12 @@ def parse_npy(content: bytes, where: str) -> np.ndarray:
         shape, fortran, dtype = HEADERS[np.lib.format.read_magic(file)](file)
         if dtype.hasobject or dtype.names or dtype.subdtype:
             raise ValueError(f"its dtype is {dtype}")
+        data = memoryview(content)[file.tell() :]  # codespell:ignore tell
         expected = math.prod(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or expected != len(content) - file.tell():
-            raise ValueError(f"{len(content) - file.tell():,} bytes; its shape {shape} needs {expected:,}")
+        if min(shape, default=0) < 0 or expected != len(data):
+            raise ValueError(f"{len(data):,} bytes; its shape {shape} needs {expected:,}")
         if dtype.kind == "U":
-            codes = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder), offset=file.tell())
+            codes = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
             if ((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))).any():
                 raise ValueError("its strings have code points that are no characters")
-        return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+        return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
