@@ -158,10 +158,13 @@ def test_unpacked_arrays_are_checked(tmp_path, capsys):
     assert main(["data", "pack", "listops", str(packed), *SMALL, "--data-dir", str(tmp_path / "here")]) == 0
     with tarfile.open(packed) as tar:
         files = {member.name: tar.extractfile(member).read() for member in tar}
-    labels = np.full(len(np.load(io.BytesIO(files["val.y.npy"]))), 10, np.uint8)
-    np.save(file := io.BytesIO(), labels)
-    write_tar(packed, files | {"val.y.npy": file.getvalue()}, "w:xz")
-    with pytest.raises(SystemExit):
-        main(["data", "unpack", str(packed), "--data-dir", str(tmp_path / "there")])
-    assert "example 0 of val has label 10; expected 0 .. 9" in capsys.readouterr().err
+    for name, value, message in (
+        ("val.y.npy", 10, "example 0 of val has label 10; expected 0 .. 9"),
+        ("test.x.npy", 18, "listops.tar.xz: the tokens of test must lie in 0 .. 17"),
+    ):
+        np.save(file := io.BytesIO(), np.full_like(np.load(io.BytesIO(files[name])), value))
+        write_tar(packed, files | {name: file.getvalue()}, "w:xz")
+        with pytest.raises(SystemExit):
+            main(["data", "unpack", str(packed), "--data-dir", str(tmp_path / "there")])
+        assert message in capsys.readouterr().err
     assert not list((tmp_path / "there" / "cache").iterdir())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .._utils.files import atomic_write
 from .archives import copy_exactly, tar_files
-from .base import Task, task
+from .base import Prepared, Task, task
 from .cache import METADATA, drafted, is_complete
 from .errors import DataError
 from .progress_callback import Progress, no_progress
@@ -67,5 +67,13 @@ def _unpack(file: Path, data_dir: Path, cache_dir: Path | None) -> Task:
                 copy_exactly(stream, target, size, f"{file}: {name}", NOT_PACKED)
         if not is_complete(draft):
             raise DataError(f"{file} is incomplete: it holds no {METADATA}")
-        unpacked.load(draft)
+        _check_tokens(unpacked.load(draft), file)
     return unpacked
+
+
+def _check_tokens(data: Prepared, file: Path) -> None:
+    """Raise DataError for tokens that are not in the vocabulary: an embedding would read outside of its weights."""
+    for split in data.splits.values() if data.vocabulary else ():
+        for x in (split.x, split.x2):
+            if x is not None and len(x) and not 0 <= x.min() <= x.max() < len(data.vocabulary):
+                raise DataError(f"{file}: the tokens of {split.name} must lie in 0 .. {len(data.vocabulary) - 1}")

@@ -107,5 +107,5 @@ def check_text(text: str, where: object) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = f"{text[error.start]!a} at character {error.start + 1}"
+        found = ascii(text[error.start])
         raise DataError(f"{where}: the text has a lone surrogate, {found}, which is half of a character") from None

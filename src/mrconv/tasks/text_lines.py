@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DataError
-from .reading import Expansion, check_size, check_text, describe, max_file_bytes, open_file, reading
+from .reading import OPENERS, Expansion, check_size, check_text, describe, max_file_bytes, open_file, reading
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of every line of a UTF-8 file, decompressed if its name ends in .xz."""
     number, most = 0, max_file_bytes()
     with reading(path), open_file(path) as file:
-        expansion = Expansion(path) if path.suffix == ".xz" else None
+        expansion = Expansion(path) if path.suffix in OPENERS else None
         while line := file.readline(most + 1):
             number += 1
             check_size(f"{path}, line {number},", len(line))
