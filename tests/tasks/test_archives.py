@@ -70,10 +70,10 @@ def test_other_files_raise(tmp_path):
         list(read_members(tmp_path / "x.rar"))
 
 
-@pytest.mark.parametrize("keep", [0, 1, 39])
+@pytest.mark.parametrize("keep", [0, 1024, 39 * 1024, 40 * 1024 + 9])
 def test_a_plain_tar_cut_between_members_is_rejected(tmp_path, keep):
     path = write_tar(tmp_path / "cut.tar", {f"{i}.bin": bytes([i]) * 512 for i in range(40)}, "w")
-    truncate(path, keep * 1024)
+    truncate(path, keep)
     with pytest.raises(DataError, match=r"cut\.tar is damaged or truncated .*(empty|end with the two empty blocks)"):
         list(read_members(path))
 
@@ -166,6 +166,8 @@ def test_headers_of_a_tar_are_limited(tmp_path):
             list(read_members(tmp_path / f"{name}.tar.gz"))
 
 
-def test_names_that_are_not_text_are_rejected(tmp_path):
+def test_names_that_are_long_or_not_text_are_rejected(tmp_path):
+    with pytest.raises(DataError, match=r"x\.tar: the name 'aaa.* has 5,000 characters; expected at most 4,096"):
+        list(read_members(write_tar(tmp_path / "x.tar", {"a" * 5000: b"1"}, "w")))
     with pytest.raises(DataError, match=r"x\.tar, name of 'a\\udcff': .*lone surrogate"):
         list(read_members(write_tar(tmp_path / "x.tar", {"a\udcff": b"1"}, "w")))

@@ -132,6 +132,16 @@ class TestTexts:
         with limited(1), most_memory(8 * MIB), pytest.raises(DataError, match=r"a\.jsonl\.xz.* has more than 1 MiB"):
             all(read_lines(tmp_path / "a.jsonl.xz"))
 
+    def test_one_long_text_does_not_set_the_length_of_all(self, tmp_path):
+        (tmp_path / "a.csv").write_text("text,label\n" + "a,1\nb,2\n" * 9 + "a" * (2**20 + 1) + ",1\n")
+        with pytest.raises(DataError, match=r"a\.csv, example 19: 1,048,577 characters, .* task\.length=1048577"):
+            custom(tmp_path / "a.csv").prepare()
+        assert custom(tmp_path / "a.csv", length=9).prepare().length == 9
+
+    def test_labels_of_very_many_digits_are_names(self, tmp_path):
+        (tmp_path / "a.csv").write_text("text,label\n" + f"a,1\nb,{'2' * 5000}\n" * 9)
+        assert custom(tmp_path / "a.csv").prepare().classes == ("1", "2" * 5000)
+
     def test_a_line_is_limited(self, tmp_path):
         (tmp_path / "a.csv").write_bytes(b"text,label\n" + b"a" * 2 * MIB + b",1\n")
         with pytest.raises(DataError, match=r"a\.csv, line 2, has more than 1 MiB .* max_file_mib"):
@@ -150,7 +160,7 @@ class TestMedia:
         }
         root = write_files(tmp_path / "files", files)
         with pytest.raises(
-            DataError, match=r"a/long\.flac: 1,048,577 samples, .* task\.length=1048577.*task\.cut=true"
+            DataError, match=r"a/long\.flac: 1,048,577 samples, which would be .* task\.length=1048577.*task\.cut=true"
         ):
             custom(root).prepare()
         assert custom(root, length=100, cut=True).prepare().length == 100

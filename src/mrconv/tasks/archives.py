@@ -26,6 +26,7 @@ from .reading import (
 NameFilter = Callable[[str], bool]
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile limits what it decompresses at once for these only
+MAX_NAME = 4096  # names of examples are stored with the length of the longest
 MAX_HEADERS = 64  # headers for all members of a tar, which are kept in memory
 
 
@@ -70,7 +71,7 @@ def tar_files(path: Path, problem: str = DAMAGED) -> Iterator[tuple[str, int, IO
                     raise tarfile.ReadError(f"invalid header of {name!a}")
                 if member.isfile():
                     yield name, member.size, file
-        if tar.last.strip(b"\0") or not tar.last or file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        if tar.last != bytes(tarfile.BLOCKSIZE) or file.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError("it does not end with the two empty blocks of a tar")
         while file.read(CHUNK):  # to the end, where the checksum is
             pass
@@ -140,6 +141,10 @@ def read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str,
 
 def safe_name(name: str, path: Path) -> str:
     """Return a member's name without a leading ./; raise DataError if it points outside of the archive."""
+    if len(name) > MAX_NAME:
+        raise DataError(
+            f"{path}: the name {name[:40]!r}... has {len(name):,} characters; expected at most {MAX_NAME:,}"
+        )
     check_text(name, f"{path}, name of {name!a}")
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or (parts.parts and parts.parts[0].endswith(":")):

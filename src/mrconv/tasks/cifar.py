@@ -234,7 +234,7 @@ class PickledArray:
                 raise DataError(f"{where}: 'data' is not an array of two dimensions as NumPy pickles it")
         if code not in ("u1", "|u1") or width != 3 * PIXELS or n < 0:
             kind = code if re.fullmatch(r"[<>=|]?\w{1,4}", code, re.ASCII) else "another type"
-            shape = f"({n:.0f}, {width:.0f})" if max(abs(n), abs(width)) < 2**31 else "too large a shape"
+            shape = f"({n}, {width})" if max(abs(n), abs(width)) < 2**31 else "too large a shape"
             raise DataError(f"{where}: 'data' must be uint8 of shape (n, {3 * PIXELS}); got {kind} of shape {shape}")
         with reading(where):
             values = np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)

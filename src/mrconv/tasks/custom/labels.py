@@ -45,7 +45,7 @@ class LabelFormat(ABC):
     def classes(self, labels: Sequence[Any]) -> list[str]:
         """Return the sorted names of the classes of some labels; integers are sorted by value."""
         names = {name for label in labels for name in self.names(label)}
-        integers = all(name.removeprefix("-").isdecimal() for name in names)
+        integers = all(name.removeprefix("-").isdecimal() and len(name) < 100 for name in names)
         return sorted(names, key=lambda name: (int(name), name)) if integers else sorted(names)
 
     def names(self, label: Any) -> Sequence[str]:
