@@ -15,7 +15,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 # Test processes and the commands they start share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test test-all test-timm test-gpu test-interpreted coverage lint style types docs demo dist clean
+.PHONY: install test test-all test-timm test-gpu test-interpreted fuzz coverage lint style types docs demo dist clean
 
 install: $(READY)
 
@@ -65,6 +65,13 @@ test-all: lint docs test-timm
 # What needs a GPU: devices, CUDA graphs, and the Triton kernels on hardware.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -n 6 $(ALL) tests/test_gpu.py tests/training/test_graphs.py tests/triton
+
+# N mutated files through all readers: each is read or rejected in one line, within limits of memory and time. S is the
+# seed of the first one; without it, that is a number that no run has had.
+N ?= 5000
+S ?= $(shell date +%s)
+fuzz: $(READY)
+	MRCONV_FUZZ_CASES=$(N) MRCONV_FUZZ_SEED=$(S) $(PYTEST) -m slow tests/fuzz
 
 # The share of the core's lines that the quick tests run; fails below 90 %.
 coverage: $(READY)

@@ -1,6 +1,8 @@
 """`mrconv data`: its output, and errors in one line."""
 
+import io
 import json
+import re
 import sys
 import tarfile
 
@@ -9,6 +11,8 @@ import pytest
 
 from mrconv.cli import main
 from mrconv.tasks import MissingData, Prepared, Split, preview, task, task_names
+
+from .tasks.data_files import write_tar
 
 SMALL = ["train_size=60", "val_size=10", "test_size=10", "min_length=20", "max_length=90"]
 
@@ -124,8 +128,43 @@ def test_damaged_packed_data_leaves_nothing_behind(tmp_path, capsys):
     other = tmp_path / "other.tar.xz"
     with tarfile.open(other, "w:xz") as tar:
         tar.add(packed, "../evil.npy")
-    for file, message in ((packed, "is damaged"), (other, "was not written by"), (tmp_path / "none", "does not exist")):
+    errors = {packed: "is damaged", other: "points outside of the archive", tmp_path / "none": "does not exist"}
+    for file, message in errors.items():
         with pytest.raises(SystemExit):
             main(["data", "unpack", str(file), "--data-dir", str(tmp_path / "there")])
+        assert message in capsys.readouterr().err
+    assert not list((tmp_path / "there" / "cache").iterdir())
+
+
+def test_packed_data_that_expands_too_much_is_rejected(tmp_path, capsys):
+    packed = tmp_path / "listops.tar.xz"
+    assert main(["data", "pack", "listops", str(packed), *SMALL, "--data-dir", str(tmp_path / "here")]) == 0
+    with tarfile.open(packed) as tar:
+        task = tar.extractfile("task.json").read()
+    write_tar(packed, {"task.json": task, "train.x.npy": bytes(2**21)}, "w:xz")
+    arguments = ["data", "unpack", str(packed), "--data-dir", str(tmp_path / "there")]
+    for options, message in (
+        (["--max-mib", "1"], "more than 1 MiB when read; .*raise --max-mib"),
+        ([], "holds no meta"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*arguments, *options])
+        assert re.search(rf"listops\.tar\.xz.*{message}", capsys.readouterr().err)
+    assert not list((tmp_path / "there" / "cache").iterdir())
+
+
+def test_unpacked_arrays_are_checked(tmp_path, capsys):
+    packed = tmp_path / "listops.tar.xz"
+    assert main(["data", "pack", "listops", str(packed), *SMALL, "--data-dir", str(tmp_path / "here")]) == 0
+    with tarfile.open(packed) as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar}
+    for name, value, message in (
+        ("val.y.npy", 10, "example 0 of val has label 10; expected 0 .. 9"),
+        ("test.x.npy", 18, "listops.tar.xz: the tokens of test must lie in 0 .. 17"),
+    ):
+        np.save(file := io.BytesIO(), np.full_like(np.load(io.BytesIO(files[name])), value))
+        write_tar(packed, files | {name: file.getvalue()}, "w:xz")
+        with pytest.raises(SystemExit):
+            main(["data", "unpack", str(packed), "--data-dir", str(tmp_path / "there")])
         assert message in capsys.readouterr().err
     assert not list((tmp_path / "there" / "cache").iterdir())

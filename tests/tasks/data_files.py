@@ -2,7 +2,9 @@
 
 import io
 import tarfile
+import tracemalloc
 import zipfile
+from contextlib import contextmanager
 
 import pytest
 
@@ -41,6 +43,26 @@ def write_zip(path, files):
         for name, content in files.items():
             archive.writestr(name, content)
     return path
+
+
+def write_deflated(path, files):
+    """Write files into a compressed zip archive."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+@contextmanager
+def most_memory(size):
+    """Assert that the block allocates at most this many bytes at a time."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= size, f"{peak / 2**20:.0f} MiB"
 
 
 def truncate(path, size):

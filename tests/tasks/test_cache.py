@@ -7,7 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from mrconv.tasks import cache
+from mrconv.tasks import DataError, cache, task
+
+from .data_files import truncate
 
 
 def built():
@@ -50,6 +52,57 @@ def test_killed_build_leaves_no_complete_folder(tmp_path):
     assert process.exitcode == 9
     assert not (tmp_path / "task-1").exists()
     assert cache.load_arrays(cache.build_once(tmp_path / "task-1", built))[1] == {"length": 2}
+
+
+def test_drafts_of_killed_processes_are_removed_and_those_of_others_kept(tmp_path):
+    folder, other = tmp_path / f"task-{'0' * 12}", tmp_path / f"task-{'1' * 12}"
+
+    def killed():
+        with cache.drafted(folder):
+            os._exit(9)
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    (left,) = tmp_path.iterdir()
+    with cache.drafted(other) as living:
+        assert not left.exists()
+        cache.build_once(folder, built)
+        assert living.exists()
+        (living / "meta.json").write_text("{}")
+    assert sorted(tmp_path.iterdir()) == [folder, other]
+
+
+def test_files_are_on_the_disk_before_a_folder_gets_its_name(tmp_path, monkeypatch):
+    events = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda file: events.append(os.readlink(f"/proc/self/fd/{file}")) or fsync(file))
+    monkeypatch.setattr(os, "rename", lambda *paths: events.append("rename") or rename(*paths))
+    cache.build_once(tmp_path / "task-1", built)
+    before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
+    draft = os.path.dirname(before[0])
+    assert {os.path.basename(path) for path in before[:-1]} == {"train.x.npy", "train.y.npy", "meta.json"}
+    assert before[-1] == draft
+    assert after == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["train.x.npy", "train.y.npy", "meta.json"])
+@pytest.mark.parametrize("size", [0, 10, -1])
+def test_a_damaged_file_of_the_cache_is_named(tmp_path, name, size):
+    folder = cache.build_once(tmp_path / "task-1", built)
+    truncate(folder / name, -3 if size == -1 else size)
+    with pytest.raises(DataError, match=rf"task-1/{name} is damaged .*remove .*task-1, and the data is prepared again"):
+        cache.load_arrays(folder)
+
+
+@pytest.mark.parametrize("name", ["train.x.npy", "test.y.npy", "train.offsets.npy"])
+def test_a_missing_array_of_the_cache_is_reported(tmp_path, name):
+    sizes = {"train_size": 9, "val_size": 9, "test_size": 9, "min_length": 5, "max_length": 40}
+    listops = task("listops", tmp_path, source="generate", **sizes)
+    folder = listops.prepare().folder
+    (folder / name).unlink()
+    with pytest.raises(DataError, match=rf"{folder.name} is damaged .*remove this folder, and the data is prepared"):
+        listops.prepare()
 
 
 def test_first_of_two_concurrent_builds_wins(tmp_path):

@@ -1,11 +1,15 @@
 """Images in class folders: the index and the decoded images."""
 
+import os
+import re
+import resource
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from mrconv.tasks import DataError, MissingData, task
+from mrconv.tasks import DataError, MissingData, data_loader, task
 from mrconv.tasks.imagenet import MEAN, STD, ImageFiles, centre_crop, random_resized_crop
 
 pillow = pytest.importorskip("PIL.Image")
@@ -140,6 +144,31 @@ def test_damaged_image_raises_with_its_path(folder, content, message):
     files = ImageFiles(task("imagenet", folder, size=16).prepare(), "train")
     with pytest.raises(DataError, match=rf"train/n01/1\.JPEG {message}"):
         files[1]
+
+
+def test_a_very_elongated_image_is_cropped_before_it_is_resized():
+    image = pillow.new("RGB", (20_000, 2))
+    image.putpixel((10_000, 0), (255, 255, 255))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    crop = centre_crop(image, 224)
+    assert crop.size == (224, 224)
+    assert np.asarray(crop).max() > 200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 2**10
+
+
+def test_an_error_of_a_worker_is_one_line(folder):
+    data = task("imagenet", folder, size=8).prepare()
+    (folder / "imagenet/val/n01/1.JPEG").write_bytes(b"junk")
+    with pytest.raises(DataError) as error:
+        list(data_loader(data, "val", 2, workers=1))
+    assert re.fullmatch(r".*val/n01/1\.JPEG cannot be read \(cannot identify image file .*\)", str(error.value))
+
+
+def test_a_killed_worker_is_reported_in_one_line(folder, monkeypatch):
+    data = task("imagenet", folder, size=8).prepare()
+    monkeypatch.setattr(ImageFiles, "__getitem__", lambda *_: os._exit(9))
+    with pytest.raises(DataError, match=r"^DataLoader worker \(pid.*\) exited unexpectedly.*: .* workers=0$"):
+        list(data_loader(data, "val", 2, workers=1))
 
 
 def test_invalid_folders_raise(folder):

@@ -93,7 +93,7 @@ def small(folder):
         (change_line("imgs/0 sample_7.png 7 2"), r"0\.npy line 8"),
         (change_line("../.. x.png 7 1"), r"0\.npy line 8: .* is outside"),
         (lambda folder: (folder / "metadata/0.npy").write_bytes(b"\xff\xfe\x00"), "neither text nor"),
-        (lambda folder: (folder / "metadata/0.npy").write_bytes(b"\x93NUMPY\x01\x00"), "neither text nor"),
+        (lambda folder: (folder / "metadata/0.npy").write_bytes(b"\x93NUMPY\x01\x00"), "not an array of numbers or"),
         (lambda folder: np.save(folder / "metadata/0.npy", np.zeros(3)), "neither text nor"),
         (lambda folder: (folder / "metadata/0.npy").rename(folder / "metadata/x.npy"), "expected a number as the name"),
         (lambda folder: (folder / "metadata/0.npy").unlink(), r"metadata has no \.npy file"),

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from mrconv.tasks import Task, register_task
+from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.training import loop, rundir
 from mrconv.training.composition import compose
 from mrconv.training.datamodule import prepare
+from mrconv.training.figures import draw_run
 from mrconv.training.module import build_model
 
 from .miniature import small
@@ -35,6 +37,26 @@ def test_changes_to_the_files_are_printed_at_the_start_of_a_run(tmp_path, capsys
     line = "resampled from 32,000 to 16,000 samples a second (20 of 20 files)"
     assert capsys.readouterr().out.count(f"folder: {line}\n") == 1
     assert result["data"]["changes"] == line
+
+
+def test_inputs_are_described_in_ascii_before_training(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("text,label\n" + "é😀,ja\nx,nein\n" * 20, encoding="utf-8")
+    settings = ["task=folder", f"data={tmp_path / 'a.csv'}", f"data_dir={tmp_path}", "accelerator=cpu"]
+    monkeypatch.setattr("pytorch_lightning.Trainer.fit", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(pytest.fail.Exception, match="trained"):
+        loop.train(small(compose(settings)), tmp_path / "run", quiet=True)
+    inputs = (tmp_path / "run" / "model" / "inputs.json").read_bytes()
+    assert inputs.isascii()
+    assert Preprocessor.from_json(inputs.decode()).vocabulary[-2:] == ("é", "😀")
+    with pytest.raises(ValueError, match=r"is not a run folder: it has neither metrics\.csv nor model/"):
+        draw_run(tmp_path / "run")
+
+    def fails(_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Preprocessor, "to_json", fails)
+    with pytest.raises(OSError, match="disk full"):
+        loop.train(small(compose(settings)), tmp_path / "other", quiet=True)
 
 
 def test_padding_of_custom_texts_is_masked_and_that_of_other_tasks_is_not(tmp_path):

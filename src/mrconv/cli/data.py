@@ -10,7 +10,7 @@ from typing import Any
 
 from mrconv._utils.progress_bar import progress_bar
 
-from .parser import CommandError, command_errors, optional_imports
+from .parser import CommandError, command_errors, optional_imports, positive
 from .task_arguments import add_folder_arguments, add_task_arguments, data_dir, make_task
 
 
@@ -35,6 +35,8 @@ def add(commands: Any) -> None:
     about = "put packed data into the cache, where the task with the same options finds it"
     unpack = actions.add_parser("unpack", help=about, description=about.capitalize() + ".")
     unpack.add_argument("file", type=Path, metavar="FILE.tar.xz", help="file that `mrconv data pack` wrote")
+    what = "largest size of the arrays, unless it is less than 200 times that of the file; default: 1024"
+    unpack.add_argument("--max-mib", type=positive, default=1024, metavar="N", help=what)
     add_folder_arguments(unpack)
     unpack.set_defaults(run=run_unpack)
     about = "show a task's counts, class balance, lengths and an example"
@@ -99,7 +101,7 @@ def run_unpack(args: argparse.Namespace) -> None:
     from mrconv.tasks import packed_data
 
     with command_errors():
-        task = packed_data.unpack(args.file, data_dir(args), args.cache_dir)
+        task = packed_data.unpack(args.file, data_dir(args), args.cache_dir, args.max_mib)
         print(f"{task.name} in {task.unpacked_folder()}")
 
 

@@ -61,5 +61,11 @@ def save(model: Model, folder: Path, preprocessor: Preprocessor | None) -> None:
     """Save a model and, unless it is None, its preprocessor (inputs.json)."""
     model.save_pretrained(folder)
     if preprocessor is not None:
-        with atomic_write(folder / INPUTS_FILE) as draft:
-            draft.write_text(preprocessor.to_json(), encoding="utf-8")
+        save_preprocessor(preprocessor, folder)
+
+
+def save_preprocessor(preprocessor: Preprocessor, folder: Path) -> None:
+    """Write inputs.json into a folder, which is created if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / INPUTS_FILE) as draft:
+        draft.write_text(preprocessor.to_json(), encoding="ascii")

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._utils.extras import needs
 from .errors import DataError
+from .reading import check_size, reading
 
 RATE_LIMITS = (1_000, 1_000_000)  # sampling rates of recordings that can be resampled
 MARGIN = 1_000  # samples past the end that are decoded too, because the filter of the resampling sees them
@@ -31,18 +32,19 @@ def read_audio(content: bytes, name: str, sample_rate: int, length: int | None =
     except (ImportError, OSError) as error:  # OSError: the package is installed, its C library is not
         raise DataError(needs(f"reading {name}", "soundfile", "data")) from error
     notes = []
-    try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
-            file_rate, total, low, high = file.samplerate, file.frames, *RATE_LIMITS
-            if file_rate != sample_rate and not low <= file_rate <= high:
-                raise DataError(f"{name} must have {low:,} to {high:,} samples a second; got {file_rate:,}")
-            needed = total if length is None else math.ceil(length / sample_rate * file_rate)
-            margin = math.ceil(MARGIN / sample_rate * file_rate)
-            x = file.read(min(total, needed + margin), dtype="float32", always_2d=True)
-            lossless = file.format in ("WAV", "WAVEX", "FLAC")  # others declare their length approximately
-    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "error_string", error)
-        raise DataError(f"cannot read {name}; it may be damaged or truncated: {reason}") from error
+    with (
+        reading(f"cannot read {name}; it", "may be damaged or truncated", ""),
+        soundfile.SoundFile(io.BytesIO(content)) as file,
+    ):
+        file_rate, total, low, high = file.samplerate, file.frames, *RATE_LIMITS
+        if file_rate != sample_rate and not low <= file_rate <= high:
+            raise DataError(f"{name} must have {low:,} to {high:,} samples a second; got {file_rate:,}")
+        needed = total if length is None else math.ceil(length / sample_rate * file_rate)
+        margin = math.ceil(MARGIN / sample_rate * file_rate)
+        frames = min(total, needed + margin)
+        check_size(name, 4 * frames * max(file.channels, math.ceil(sample_rate / file_rate)))
+        x = file.read(frames, dtype="float32", always_2d=True)
+        lossless = file.format in ("WAV", "WAVEX", "FLAC")  # others declare their length approximately
     if len(x) == 0:
         raise DataError(f"{name} has no samples")
     if lossless and (len(x) < min(total, needed) or _lacks_bytes(content)):

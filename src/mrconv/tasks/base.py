@@ -14,10 +14,21 @@ import numpy as np
 
 from .._utils.registry import Registry
 from .._utils.suggest import closest
-from .cache import Arrays, Built, build_once, cache_key, fingerprint, is_complete, load_arrays
+from .cache import (
+    DAMAGED_CACHE,
+    REMOVE_CACHE,
+    Built,
+    build_once,
+    cache_key,
+    check_split,
+    fingerprint,
+    is_complete,
+    load_arrays,
+)
 from .download import Remote, download
 from .errors import DataError, MissingData
 from .progress_callback import Progress, no_progress
+from .reading import MAX_FILE_MIB, limited, reading
 
 
 @dataclass(frozen=True)
@@ -145,11 +156,15 @@ class Task(ABC):
 
     data_dir: Path = Path("data")
     cache_dir: Path | None = None
+    max_file_mib: int = dataclasses.field(default=0, kw_only=True)
+    """Largest size of a source file, or of a file in an archive, decompressed; 0 stands for `file_mib`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     metric: ClassVar[str] = "accuracy"
     """Score of the task's models: one of `mrconv.training.scores`."""
+    file_mib: ClassVar[int] = MAX_FILE_MIB
+    """What the task's files need, in MiB."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     layout: ClassVar[str] = ""
     """The expected files and where to get them; ends the error message if files are missing."""
@@ -165,14 +180,24 @@ class Task(ABC):
     def prepare(self, progress: Progress = no_progress) -> Prepared:
         """Return the data from the cache, building it first if needed."""
         self.check()
-        folder = build_once(self.cache_folder(), lambda: self._with_metadata(self.build(progress)))
+        if self.max_file_mib < 0:
+            raise ValueError(f"max_file_mib must be 0, for what {self.name} needs, or more; got {self.max_file_mib}")
+        with limited(self.max_file_mib or self.file_mib):
+            folder = build_once(self.cache_folder(), lambda: self._with_metadata(self.build(progress)))
+        return self.load(folder)
+
+    def load(self, folder: Path) -> Prepared:
+        """Return the prepared data of a folder; raise DataError if it is damaged."""
         splits, metadata = load_arrays(folder)
-        fields: dict[str, Any] = {name: tuple(z) if isinstance(z, list) else z for name, z in metadata.items()}
-        if "sampling_rate" in fields["facts"]:  # the former name, in older caches
-            fields["facts"]["sample_rate"] = fields["facts"].pop("sampling_rate")
-        fields |= splits.pop("all", {})  # scale and shift, where they are arrays
-        fields["splits"] = {name: Split(name, **splits[name]) for name in metadata["splits"]}
-        return Prepared(name=self.name, folder=folder, **({"metric": self.metric} | fields))
+        with reading(folder, DAMAGED_CACHE, REMOVE_CACHE):
+            fields: dict[str, Any] = {name: tuple(z) if isinstance(z, list) else z for name, z in metadata.items()}
+            if "sampling_rate" in fields["facts"]:  # the former name, in older caches
+                fields["facts"]["sample_rate"] = fields["facts"].pop("sampling_rate")
+            fields |= splits.pop("all", {})  # scale and shift, where they are arrays
+            fields["splits"] = {name: Split(name, **splits[name]) for name in metadata["splits"]}
+            for name in fields["splits"]:
+                check_split(self.name, name, splits[name], fields, ValueError)
+            return Prepared(name=self.name, folder=folder, **({"metric": self.metric} | fields))
 
     def check(self) -> None:  # noqa: B027
         """Raise ValueError for invalid options."""
@@ -220,9 +245,9 @@ class Task(ABC):
         metadata = {name: facts[name] for name in facts if name in fields}
         metadata["facts"] = {name: facts[name] for name in facts if name not in fields}
         metadata["splits"] = [name for name in splits if name != "all"]
+        where = ", ".join([self.name, *map(str, self.sources()[:3])])
         for name in metadata["splits"]:
-            classes = len(facts["classes"]) if facts.get("target", "class") == "class" else 0
-            check_split(self.name, name, splits[name], classes)
+            check_split(where, name, splits[name], facts)
         return splits, metadata
 
     def _find_source(self, *candidates: str) -> Path:
@@ -238,20 +263,7 @@ class Task(ABC):
 
 
 _Class = TypeVar("_Class", bound=type[Task])
-NOT_IN_KEY = {"data_dir", "cache_dir"}
-
-
-def check_split(task: str, split: str, arrays: Arrays, classes: int) -> None:
-    """Raise DataError if a split is empty, its arrays differ in length, or a label is out of range."""
-    y, x, offsets = arrays["y"], arrays["x"], arrays.get("offsets")
-    if len(y) == 0:
-        raise DataError(f"{task}: the {split} split has no example")
-    examples = len(x) if offsets is None else len(offsets) - 1
-    if examples != len(y):
-        raise DataError(f"{task}: the {split} split has {examples} examples and {len(y)} labels")
-    if classes and (y.min() < 0 or y.max() >= classes):
-        i = int(np.flatnonzero((y < 0) | (y >= classes))[0])
-        raise DataError(f"{task}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
+NOT_IN_KEY = {"data_dir", "cache_dir", "max_file_mib"}
 
 
 TASKS: Registry[Task] = Registry("task")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from .cache import Arrays, Built
 from .download import Remote
 from .errors import DataError, MissingData
 from .progress_callback import Progress
+from .reading import read_file
 from .vocabulary import UNKNOWN
 
 SHAKESPEARE = "tinyshakespeare"
@@ -48,6 +48,7 @@ class Characters(Task):
 
     title: ClassVar[str] = "Characters: language modelling of any text; default: tinyshakespeare"
     metric: ClassVar[str] = "bits"
+    file_mib: ClassVar[int] = 2048
     remotes: ClassVar[tuple[Remote, ...]] = (
         Remote(
             "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -126,11 +127,6 @@ def encode(text: np.ndarray, alphabet: np.ndarray) -> np.ndarray:
 def read_text(path: Path) -> str:
     """Return the content of a UTF-8 file, decompressed if its name ends in .xz."""
     try:
-        content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        return content.decode("utf-8-sig")
+        return read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from error
-    except lzma.LZMAError as error:
-        raise DataError(f"{path} is damaged or truncated ({error}): download it again") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import pickletools
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +22,19 @@ from .download import Remote
 from .errors import DataError
 from .packing import train_val_test
 from .progress_callback import Progress
+from .reading import check_text, reading
 
 SIDE = 32
 PIXELS = SIDE**2
 TRAINING = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
 META = "batches.meta"
+NAMES_IN_PICKLES = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+}
 MD5 = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -51,6 +60,7 @@ class _Cifar(Task):
             "md5",
         ),
     )
+    file_mib: ClassVar[int] = 64
     layout: ClassVar[str] = (
         "Put CIFAR-10 for Python there, as cifar-10-python.tar.gz or unpacked as cifar-10-batches-py/ with "
         "data_batch_1 ... data_batch_5, test_batch and batches.meta; it is at https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -157,38 +167,78 @@ def parse_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the planes, uint8 (n, 3, 1024), and the labels, int64 (n,), of a batch file."""
     data = safe_unpickle(content, where)
     x, y = data.get("data"), data.get("labels")
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3 * PIXELS:
-        got = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise DataError(f"{where}: 'data' must be uint8 of shape (n, {3 * PIXELS}); got {got}")
-    if not isinstance(y, list) or len(y) != len(x):
-        raise DataError(f"{where}: 'labels' must be a list of {len(x)}, one for each image")
+    if not isinstance(x, PickledArray):
+        raise DataError(f"{where}: 'data' must be an array; got {type(x).__name__}")
+    planes = x.pixels(where)
+    if not isinstance(y, list) or len(y) != len(planes):
+        raise DataError(f"{where}: 'labels' must be a list of {len(planes)}, one for each image")
     for i, label in enumerate(y):
         if type(label) is not int or not 0 <= label <= 9:
-            raise DataError(f"{where}: image {i} has label {label!r}; expected 0 to 9")
-    return x.reshape(-1, 3, PIXELS), np.array(y, np.int64)
+            got = label if type(label) is int and abs(label) < 1000 else f"of type {type(label).__name__}"
+            raise DataError(f"{where}: image {i} has label {got}; expected 0 to 9")
+    return planes, np.array(y, np.int64)
 
 
 def parse_class_names(content: bytes, where: str) -> list[str]:
     """Return the names in batches.meta."""
-    names = safe_unpickle(content, where).get("label_names")
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) != 10:
+    given = safe_unpickle(content, where).get("label_names")
+    names = [_text(name) for name in given] if isinstance(given, list) else []
+    if None in names or len(set(names)) != 10:
         raise DataError(f"{where}: 'label_names' must be a list of ten different names")
-    return names
+    for name in names:
+        check_text(str(name), where)
+    return [str(name) for name in names]
 
 
 def safe_unpickle(content: bytes, where: str) -> dict[str, Any]:
-    """Return a pickled dictionary of built-in types and arrays; reject other classes, which could run code."""
-    try:
+    """Return a pickled dictionary of built-in types and `PickledArray`; reject other classes, which could run code."""
+    with reading(where, "is not a pickle, or is damaged or truncated", ""):
+        for opcode, argument, _ in pickletools.genops(content):
+            # pickle allocates as many entries as the largest index
+            if opcode.name.endswith("PUT") and isinstance(argument, int) and argument > len(content):
+                raise ValueError(f"an index of {argument}")
         data = _Unpickler(io.BytesIO(content), where).load()
-    except DataError:
-        raise
-    except Exception as error:  # pickle raises nearly anything on damaged bytes
-        raise DataError(
-            f"{where} is not a pickle, or is damaged or truncated: {error or type(error).__name__}"
-        ) from error
     if not isinstance(data, dict):
         raise DataError(f"{where} holds {type(data).__name__}; expected a dictionary")
-    return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in data.items()}
+    return {name: value for key, value in data.items() if (name := _text(key)) is not None}
+
+
+def _text(value: Any) -> str | None:
+    """Return a string, or the bytes of one that Python 2 wrote, as text; None for everything else."""
+    if isinstance(value, bytes):
+        return value.decode("latin1")
+    return value if isinstance(value, str) else None
+
+
+class PickledArray:
+    """What a pickle says about an array, kept as it is: NumPy's own classes trust the state that they are given.
+
+    All names of NumPy in a pickle stand for this class: the function that creates an array, which the state fills, and
+    the types.
+    """
+
+    __slots__ = ("given", "state")
+
+    def __init__(self, *given: Any) -> None:
+        self.given, self.state = given, ()
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def pixels(self, where: str) -> np.ndarray:
+        """Return the array as planes, uint8 (n, 3, 1024)."""
+        match self.state:
+            case (_, (int(n), int(width)), PickledArray(given=(str(code), *_)), order, str() | bytes() as data):
+                pass
+            case _:
+                raise DataError(f"{where}: 'data' is not an array of two dimensions as NumPy pickles it")
+        if code not in ("u1", "|u1") or width != 3 * PIXELS or n < 0:
+            kind = code if re.fullmatch(r"[<>=|]?\w{1,4}", code, re.ASCII) else "another type"
+            shape = f"({n}, {width})" if max(abs(n), abs(width)) < 2**31 else "too large a shape"
+            raise DataError(f"{where}: 'data' must be uint8 of shape (n, {3 * PIXELS}); got {kind} of shape {shape}")
+        with reading(where):
+            values = np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)
+            return values.reshape(n, width, order="F" if order is True else "C").reshape(n, 3, PIXELS)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -197,15 +247,8 @@ class _Unpickler(pickle.Unpickler):
         self.where = where
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return np.dtype
-        if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")):
-            return _empty_array
-        raise DataError(f"{self.where} needs {module}.{name}, which no CIFAR-10 file does: do not trust this file")
-
-
-def _empty_array(*_: Any) -> np.ndarray:
-    """Create an array that the pickle fills next; NumPy's own function has moved between versions."""
-    return np.ndarray(0, np.int8)
+        if (module, name) in NAMES_IN_PICKLES:
+            return PickledArray
+        raise DataError(
+            f"{self.where} needs {f'{module}.{name}'!a:.60}, which no CIFAR-10 file does: do not trust this file"
+        )

@@ -8,9 +8,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from .archives import CHUNK, checksum
+from .archives import checksum
 from .errors import DataError
 from .progress_callback import Progress, no_progress
+from .reading import CHUNK
 
 
 @dataclass(frozen=True)

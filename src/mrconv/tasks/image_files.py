@@ -10,6 +10,7 @@ import numpy as np
 
 from .._utils.extras import needs
 from .errors import DataError
+from .reading import check_size, reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,14 +22,13 @@ def open_image(path: Path, mode: str) -> Image:
         import PIL.Image
     except ImportError as error:
         raise DataError(needs(f"reading {path}", "Pillow", "data")) from error
-    try:
-        with PIL.Image.open(path) as image:
-            return image.convert(mode)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist") from error
-    except (OSError, SyntaxError, ValueError, EOFError, PIL.Image.DecompressionBombError) as error:
-        empty = not (path.is_file() and path.stat().st_size)
-        raise DataError(f"{path} {'is empty or not a file' if empty else f'cannot be read: {error}'}") from error
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if not path.is_file() or not path.stat().st_size:
+        raise DataError(f"{path} is empty or not a file")
+    with reading(path, "cannot be read", ""), PIL.Image.open(path) as image:
+        check_size(path, 3 * image.width * image.height)
+        return image.convert(mode)
 
 
 def decode_image(content: bytes, name: str, grey: bool, max_pixels: int | None = None) -> np.ndarray:
@@ -40,16 +40,15 @@ def decode_image(content: bytes, name: str, grey: bool, max_pixels: int | None =
         import PIL.Image
     except ImportError as error:
         raise DataError(needs(f"reading {name}", "Pillow", "data")) from error
-    try:
-        with PIL.Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-            if image.mode[0] in "IF":
-                raise DataError(f"{name} has pixels of more than 8 bits; expected 8")
-            if max_pixels is not None and image.width * image.height > max_pixels:
-                size = f"{image.width:,} x {image.height:,}"
-                raise DataError(f"{name} has {size} pixels; expected at most {max_pixels:,}")
-            pixels = np.asarray(image.convert("L" if grey or image.mode in ("1", "L", "LA") else "RGB"))
-    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
-        raise DataError(f"{name} is not a PNG or JPEG file, or is damaged or truncated: {error}") from error
+    damaged = "is not a PNG or JPEG file, or is damaged or truncated"
+    with reading(name, damaged, ""), PIL.Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+        if image.mode[0] in "IF":
+            raise DataError(f"{name} has pixels of more than 8 bits; expected 8")
+        if max_pixels is not None and image.width * image.height > max_pixels:
+            size = f"{image.width:,} x {image.height:,}"
+            raise DataError(f"{name} has {size} pixels; expected at most {max_pixels:,}")
+        check_size(name, 3 * image.width * image.height)
+        pixels = np.asarray(image.convert("L" if grey or image.mode in ("1", "L", "LA") else "RGB"))
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 

@@ -21,6 +21,7 @@ from .cache import Arrays, Built, cache_key
 from .errors import DataError, MissingData
 from .image_files import open_image
 from .progress_callback import Progress
+from .reading import check_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Augmentation = Callable[["Image", random.Random], "Image"]
+MAX_ASPECT = 16
 CROP = 0.875  # of the resized image's shorter side, in evaluation
 
 
@@ -102,6 +104,8 @@ class ImageNet(Task):
 def class_folders(folder: Path) -> list[str]:
     """Return the sorted names of the folders in a folder."""
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    for name in names:
+        check_text(name, f"{folder}, name of {name!a}")
     if not names:
         raise DataError(f"{folder} has no folders; expected one for each class, with its images")
     return names
@@ -186,6 +190,12 @@ def centre_crop(image: Image, size: int) -> Image:
     """Resize the shorter side to size / 0.875 and return the central square."""
     from PIL.Image import Resampling
 
+    width, height = image.size
+    if max(width, height) > MAX_ASPECT * min(width, height):  # resized as a whole, it would be large
+        side = MAX_ASPECT * min(width, height)
+        w, h = min(width, side), min(height, side)
+        left, top = (width - w) // 2, (height - h) // 2
+        image = image.crop((left, top, left + w, top + h))
     short, (width, height) = int(size / CROP), image.size
     w, h = (short * side // min(width, height) for side in (width, height))
     left, top = round((w - size) / 2), round((h - size) / 2)

@@ -57,6 +57,7 @@ class ListOps(Task):
     max_args: int = 10
 
     title: ClassVar[str] = "ListOps: value of nested list operations (LRA)"
+    file_mib: ClassVar[int] = 16
     layout: ClassVar[str] = (
         "Put basic_train.tsv, basic_val.tsv and basic_test.tsv there, or the lra_release of "
         "github.com/google-research/long-range-arena with its folder listops-1000; or set source='generate'."
@@ -118,7 +119,7 @@ class ListOps(Task):
                 values = dict(zip(columns, fields, strict=True))
                 tokens = parse_expression(values["Source"], f"{file}, line {number}")
                 if values["Target"] not in set("0123456789"):
-                    raise DataError(f"{file}, line {number}: Target is {values['Target']!r}; expected 0 to 9")
+                    raise DataError(f"{file}, line {number}: Target is {values['Target']!r:.60}; expected 0 to 9")
                 sequences.append(self._with_end(tokens))
                 targets.append(int(values["Target"]))
                 if number % 1000 == 0:
@@ -162,7 +163,7 @@ def parse_expression(source: str, where: str) -> np.ndarray:
     try:
         tokens = bytes(map(TOKEN_IDS.__getitem__, symbols))
     except KeyError as error:
-        raise DataError(f"{where}: unknown symbol {error}; expected {' '.join(SYMBOLS)}") from error
+        raise DataError(f"{where}: unknown symbol {error.args[0]!r:.60}; expected {' '.join(SYMBOLS)}") from error
     closings = tokens.count(TOKEN_IDS["]"])
     operators = len(symbols) - len(tokens.translate(None, OPERATORS))
     if not tokens or operators != closings:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from .download import Remote
 from .errors import DataError
 from .packing import train_val_test
 from .progress_callback import Progress
+from .reading import read_file
 
 SIDE = 28
 MD5 = {
@@ -40,6 +39,7 @@ class SequentialMNIST(Task):
         Remote(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", f"{name}.gz", md5)
         for name, md5 in MD5.items()
     )
+    file_mib: ClassVar[int] = 64
     layout: ClassVar[str] = (
         f"Put the four files of MNIST, {', '.join(MD5)}, with or without .gz, there or in MNIST/raw/; they are at "
         "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -80,10 +80,7 @@ def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Return the values of an IDX file: bytes 0, 0, 8 and the number of dimensions, each size in four bytes, values."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or truncated ({error}): download it again") from error
+    content = read_file(path)
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
         raise DataError(f"{path} begins with {content[:4].hex(' ')}; expected 00 00 08 {dimensions:02}")

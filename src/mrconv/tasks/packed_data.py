@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import re
-import shutil
 import tarfile
 from pathlib import Path
-from typing import IO, Any
 
 from .._utils.files import atomic_write
-from .base import Task, task
+from .archives import copy_exactly, tar_files
+from .base import Prepared, Task, task
 from .cache import METADATA, drafted, is_complete
 from .errors import DataError
 from .progress_callback import Progress, no_progress
+from .reading import CHUNK, MAX_FILE_MIB, Expansion, limited, reading
 
 TASK = "task.json"
 MEMBER = re.compile(r"[a-z]+\.[a-z0-9]+\.npy|" + re.escape(METADATA))
+NOT_PACKED = "is damaged, or was not written by `mrconv data pack`"
 
 
 def pack(packed: Task, out: Path, progress: Progress = no_progress) -> None:
@@ -39,35 +39,41 @@ def pack(packed: Task, out: Path, progress: Progress = no_progress) -> None:
             progress(done, total)
 
 
-def unpack(file: Path, data_dir: Path, cache_dir: Path | None = None) -> Task:
-    """Put packed arrays into the cache and return their task; the file is checked before anything is written there."""
+def unpack(file: Path, data_dir: Path, cache_dir: Path | None = None, max_mib: int = MAX_FILE_MIB) -> Task:
+    """Put packed arrays into the cache and return their task; the file is checked before anything is written there.
+
+    The arrays may have `max_mib` MiB in all, or 200 times the size of the file.
+    """
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist")
-    try:
-        with tarfile.open(file, "r:xz") as tar:
-            return _unpack(tar, file, data_dir, cache_dir)
-    except (tarfile.TarError, lzma.LZMAError, EOFError, json.JSONDecodeError) as error:
-        raise DataError(f"{file} is damaged, or was not written by `mrconv data pack`: {error}") from error
+    with limited(max_mib, "--max-mib"):
+        return _unpack(file, data_dir, cache_dir)
 
 
-def _unpack(tar: tarfile.TarFile, file: Path, data_dir: Path, cache_dir: Path | None) -> Task:
-    first = tar.next()
-    if first is None or first.name != TASK:
+def _unpack(file: Path, data_dir: Path, cache_dir: Path | None) -> Task:
+    members, expansion = tar_files(file, NOT_PACKED), Expansion(file)
+    name, size, stream = next(members, ("", 0, io.BytesIO()))
+    if name != TASK or size > CHUNK:
         raise DataError(f"{file} was not written by `mrconv data pack`: it does not begin with {TASK}")
-    described: dict[str, Any] = json.load(_opened(tar, first))
-    unpacked = task(described["task"], data_dir, cache_dir=cache_dir, **described["options"])
+    with reading(file, NOT_PACKED):
+        described = json.loads(stream.read(size))
+        unpacked = task(described["task"], data_dir, cache_dir=cache_dir, **described["options"])
     with drafted(unpacked.unpacked_folder()) as draft:
-        while (member := tar.next()) is not None:
-            if not member.isfile() or MEMBER.fullmatch(member.name) is None:
-                raise DataError(f"{file} was not written by `mrconv data pack`: it holds {member.name!r}")
-            with (draft / member.name).open("wb") as target:
-                shutil.copyfileobj(_opened(tar, member), target)
+        for name, size, stream in members:
+            if MEMBER.fullmatch(name) is None:
+                raise DataError(f"{file} was not written by `mrconv data pack`: it holds {name!r}")
+            expansion.add(size)
+            with (draft / name).open("wb") as target:
+                copy_exactly(stream, target, size, f"{file}: {name}", NOT_PACKED)
         if not is_complete(draft):
             raise DataError(f"{file} is incomplete: it holds no {METADATA}")
+        _check_tokens(unpacked.load(draft), file)
     return unpacked
 
 
-def _opened(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    opened = tar.extractfile(member)
-    assert opened is not None
-    return opened
+def _check_tokens(data: Prepared, file: Path) -> None:
+    """Raise DataError for tokens that are not in the vocabulary: an embedding would read outside of its weights."""
+    for split in data.splits.values() if data.vocabulary else ():
+        for x in (split.x, split.x2):
+            if x is not None and len(x) and not 0 <= x.min() <= x.max() < len(data.vocabulary):
+                raise DataError(f"{file}: the tokens of {split.name} must lie in 0 .. {len(data.vocabulary) - 1}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,8 +16,10 @@ from .base import Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError, MissingData
 from .image_files import open_image
+from .npy_files import parse_npy
 from .packing import SPLIT_SEED, random_split
 from .progress_callback import Progress, ProgressCounter
+from .reading import read_file, reading
 
 CONTOUR_FOLDER = "curv_contour_length_14"  # the one of the release's three difficulties that papers report
 CHUNK = 10_000  # images generated at a time, to save memory
@@ -46,6 +47,7 @@ class Pathfinder(Task):
     centre: bool = True
 
     title = "Pathfinder (LRA): are two discs joined? 32 x 32 pixels, 2 classes"
+    file_mib: ClassVar[int] = 16
     layout: ClassVar[str] = (
         "Put Long Range Arena's release, https://storage.googleapis.com/long-range-arena/lra_release.gz, there: "
         f"pathfinder<size>/{CONTOUR_FOLDER}/ with imgs/ and metadata/, or the same in lra_release/lra_release/. Or "
@@ -148,16 +150,14 @@ def read_metadata(folder: Path) -> Iterator[tuple[str, int]]:
 
 def read_metadata_lines(path: Path) -> list[str]:
     """Return the lines of a metadata file: text in the release, despite its suffix; in some copies a NumPy array."""
-    content = path.read_bytes()
-    try:
+    content = read_file(path)
+    with reading(path, "is neither text nor a NumPy array of strings", ""):
         if not content.startswith(b"\x93NUMPY"):
             return [line for line in content.decode("utf-8").splitlines() if line.strip()]
-        table = np.load(io.BytesIO(content), allow_pickle=False)
+        table = parse_npy(content, str(path))
         if table.ndim not in (1, 2) or table.dtype.kind not in "US":
             raise ValueError(f"an array of {table.dtype} and shape {table.shape}")
         return [" ".join(fields) for fields in table.reshape(len(table), -1).astype(str).tolist()]
-    except (ValueError, EOFError, OSError) as error:  # UnicodeDecodeError is a ValueError
-        raise DataError(f"{path} is neither text nor a NumPy array of strings: {error}") from error
 
 
 def read_images(folder: Path, listed: Sequence[tuple[str, int]], size: int) -> Iterator[LabelledImage]:

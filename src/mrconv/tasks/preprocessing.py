@@ -164,7 +164,7 @@ class Preprocessor:
                 value = value.astype(str).astype(float).tolist()  # the shortest digits that round-trip float32
             if value != f.default:
                 values[f.name] = value
-        return json.dumps(values, ensure_ascii=False) + "\n"
+        return json.dumps(values) + "\n"
 
     def at_rate(self, rate: float) -> Self:
         """Return the preprocessor for the same model at another sampling rate, relative to the current one."""

@@ -19,6 +19,7 @@ from .base import Task, register_task
 from .cache import Arrays, Built
 from .errors import DataError
 from .progress_callback import Progress, ProgressCounter
+from .reading import reading
 from .text_lines import read_lines
 from .vocabulary import CharacterEncoder, character_vocabulary
 
@@ -41,6 +42,7 @@ class Retrieval(Task):
     decode: bool = False
 
     title: ClassVar[str] = "Retrieval: does one paper cite the other (LRA, AAN)"
+    file_mib: ClassVar[int] = 64
     layout: ClassVar[str] = (
         "Put new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv there, or the lra_release of "
         "github.com/google-research/long-range-arena with its folder tsv_data."
@@ -95,10 +97,8 @@ class Retrieval(Task):
         if len(field) > 1 and field[0] == field[-1] == '"':  # quoted by a CSV writer
             field = field[1:-1].replace('""', '"')
         if self.decode and field[:2] in ("b'", 'b"'):
-            try:
+            with reading(f"{where}: {field[:40]}...", "is not a Python bytes literal of UTF-8", ""):
                 field = ast.literal_eval(field).decode("utf-8")
-            except (SyntaxError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-                raise DataError(f"{where}: {field[:40]}... is not a Python bytes literal of UTF-8 ({error})") from error
         return field[: self.length - 1]
 
 

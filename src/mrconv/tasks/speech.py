@@ -54,6 +54,7 @@ class SpeechCommands(Task):
             "sha256",
         ),
     )
+    file_mib: ClassVar[int] = 16
     layout: ClassVar[str] = (
         f"Put {RELEASE}.tar.gz, from http://download.tensorflow.org/data/, there, or unpacked as {RELEASE}/ with a "
         f"folder per word, {' and '.join(LISTS)}; or train.zip, val.zip and test.zip, each with a folder per word, of "

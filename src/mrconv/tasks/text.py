@@ -50,6 +50,7 @@ class IMDBReviews(Task):
     remotes: ClassVar[tuple[Remote, ...]] = (
         Remote(f"https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}", ARCHIVE, "7c2ac02c03563afcf9b574c7e56c153a"),
     )
+    file_mib: ClassVar[int] = 16
     layout: ClassVar[str] = (
         f"Put {ARCHIVE} from https://ai.stanford.edu/~amaas/data/sentiment/ there, or its folder {FOLDER} with "
         "{train,test}/{pos,neg}/*.txt, or train.jsonl and test.jsonl (also .jsonl.xz) with an object per line whose "

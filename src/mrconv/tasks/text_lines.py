@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from .errors import DataError
+from .reading import OPENERS, Expansion, check_size, check_text, describe, max_file_bytes, open_file, reading
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of every line of a UTF-8 file, decompressed if its name ends in .xz."""
-    number = 0
-    try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+    number, most = 0, max_file_bytes()
+    with reading(path), open_file(path) as file:
+        expansion = Expansion(path) if path.suffix in OPENERS else None
+        while line := file.readline(most + 1):
+            number += 1
+            check_size(f"{path}, line {number},", len(line))
+            if expansion is not None:
+                expansion.add(len(line))
+            try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield number, text.removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
-    except (lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{path} is damaged or truncated after line {number} ({error}): download it again") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+            except UnicodeDecodeError as error:
+                where = f"{path}, line {number}"
+                raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+            yield number, text.removesuffix("\n").removesuffix("\r")
 
 
 def read_json_lines(
@@ -39,10 +41,12 @@ def read_json_lines(
             continue
         try:
             item = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not JSON: {describe(error)}") from error
         if not isinstance(item, dict):
             raise DataError(f"{path}, line {number}: expected an object with {' and '.join(fields)}; got {line[:60]}")
+        if "\\ud" in line.lower():  # an escaped surrogate; two in a row are one character
+            check_text(json.dumps(item, ensure_ascii=False), f"{path}, line {number}")
         for field in fields:
             if field not in item and field not in optional:
                 raise DataError(f"{path}, line {number}: no field {field!r}; it has {', '.join(item) or 'none'}{hint}")

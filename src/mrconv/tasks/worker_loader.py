@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .base import Prepared
+from .errors import DataError
 from .imagenet import Augmentation, ImageFiles
 from .loaders import Batch, BatchLoader, Normaliser, label_tensor
 
@@ -62,6 +63,19 @@ class _ImageFileBatches(Dataset[Batch]):
         return Batch(torch.stack(images), torch.tensor(y))
 
 
+class _ReportedErrors(Dataset[Batch | DataError]):
+    """A data set that returns errors in data: to one that is raised, a worker process would add its traceback."""
+
+    def __init__(self, dataset: _ArrayBatches | _ImageFileBatches) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch | DataError:
+        try:
+            return self.dataset.__getitems__(indices)
+        except DataError as error:
+            return error
+
+
 def _identity(batch: Any) -> Any:
     return batch
 
@@ -94,14 +108,29 @@ class WorkerLoader(BatchLoader):
             self.dataset.images.set_epoch(self.epoch)
         # without a generator DataLoader draws from torch's global one, which would change dropout
         generator = torch.Generator().manual_seed(self.plan.seed)
-        yield from DataLoader(
-            self.dataset,
+        loader = DataLoader(
+            _ReportedErrors(self.dataset),
             batch_sampler=[[int(i) for i in batch] for batch in batches],
             collate_fn=_identity,
             num_workers=self.workers,
             pin_memory=self.pin_memory,
             generator=generator,
         )
+        for batch in _without_lost_workers(loader):
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+
+
+def _without_lost_workers(loader: DataLoader[Batch | DataError]) -> Iterator[Batch | DataError]:
+    """Yield the batches; raise DataError if a worker process is killed."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise DataError(f"{reason}: was it killed for lack of memory? Set fewer workers, or workers=0") from error
 
 
 def data_loader(data: Prepared, split: str, batch_size: int, **options: Any) -> WorkerLoader:

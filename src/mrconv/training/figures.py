@@ -18,7 +18,7 @@ from torch import nn
 
 from mrconv import MRConv, MRConvNeXt
 from mrconv._utils.colours import COLOURS
-from mrconv.hub import MODEL, read_json
+from mrconv.hub import CONFIG, MODEL, read_json
 from mrconv.inference import load_model
 
 from .kernel_maps import kernel_maps
@@ -44,13 +44,13 @@ def draw_run(folder: Path, out: Path | None = None, result: dict[str, Any] | Non
     """
     paths = []
     out = folder / FIGURES if out is None else out
-    if not (folder / METRICS).is_file() and not (folder / MODEL).is_dir():
+    if not (folder / METRICS).is_file() and not (folder / MODEL / CONFIG).is_file():
         raise ValueError(f"{folder} is not a run folder: it has neither {METRICS} nor {MODEL}/")
     out.mkdir(parents=True, exist_ok=True)
     if (folder / METRICS).is_file():
         learning_curves(folder, out / "curves.png", result)
         paths.append(out / "curves.png")
-    if (folder / MODEL).is_dir():
+    if (folder / MODEL / CONFIG).is_file():
         model = load_model(folder / MODEL)
         if not any(isinstance(module, MRConv) for module in model.modules()):
             return paths  # a baseline has no branches

@@ -17,6 +17,7 @@ from torch import nn
 from mrconv import inference, reparameterize
 from mrconv._utils.progress_bar import progress_bar
 from mrconv.hub import MERGED, MODEL, Model, read_json
+from mrconv.inference.saved_models import save_preprocessor
 from mrconv.tasks import BatchLoader, Prepared, task_class
 from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.tasks.progress_callback import Progress, ProgressCounter, no_progress
@@ -111,7 +112,8 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
     if datamodule.monitored_metric not in ("loss", metric.name):
         training.monitor(datamodule.monitored, data)
     if trainer.is_global_zero:
-        _write_start(experiment, folder, checkpoint, {"precision": trainer.precision, "compiled": compiled})
+        facts = {"precision": trainer.precision, "compiled": compiled}
+        _write_start(experiment, folder, checkpoint, Preprocessor.from_data(data), facts)
         if checkpoint is not None and not quiet:
             done = read_step(checkpoint)
             epochs = f"{done // steps} of {experiment.epochs} epochs"
@@ -129,9 +131,12 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
     return _record(experiment, folder, data, checkpoints, quiet)
 
 
-def _write_start(experiment: Experiment, folder: Path, checkpoint: Path | None, facts: dict[str, Any]) -> None:
-    """Write the config and the environment of a run that starts or resumes."""
+def _write_start(
+    experiment: Experiment, folder: Path, checkpoint: Path | None, preprocessor: Preprocessor, facts: dict[str, Any]
+) -> None:
+    """Write the config, the environment and the description of the inputs of a run that starts or resumes."""
     rundir.remove_stale_drafts(folder)
+    save_preprocessor(preprocessor, folder / MODEL)  # before hours of training, should it be impossible
     config = dataclasses.asdict(experiment)
     rundir.write_config(folder / rundir.CONFIG, config)
     step = 0 if checkpoint is None else restore_files(folder, checkpoint)

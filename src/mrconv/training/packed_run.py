@@ -12,6 +12,9 @@ from typing import Any
 import torch
 
 from ..hub import MODEL, read_json
+from ..tasks.archives import copy_exactly, tar_files
+from ..tasks.errors import DataError
+from ..tasks.reading import reading
 from . import rundir
 from .checkpoints import BEST, LAST, METRICS, PREVIOUS, latest_valid_checkpoint, read_step
 
@@ -65,20 +68,22 @@ def unpack(packed: Path, run: Path | None = None) -> tuple[Path, int]:
     manifest = read_json(packed / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{packed} has format {manifest.get('format')!r}, this mrconv reads {FORMAT}")
-    run = run or Path("runs") / Path(str(manifest["run"])).name
+    with reading(packed / MANIFEST, "does not describe a packed run", ""):
+        name, step = Path(str(manifest["run"])).name, int(manifest["step"])
+        sums = [str(part["sha256"]) for part in manifest["parts"]]
+    run = run or Path("runs") / name
     if run.exists():
         raise ValueError(f"{run} exists: give another folder, or remove it")
     run.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{run.name}-", dir=run.parent) as draft:
         archive, target = Path(draft, "run.tar"), Path(draft, "run")
-        _join(packed, manifest["parts"], archive)
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="data")
+        _join(packed, sums, archive)
+        _extract(archive, target, packed)
         rundir.read_run(target)
         if latest_valid_checkpoint(target, (LAST,)) is None:
             raise ValueError(f"{packed} holds no readable checkpoint")
         os.replace(target, run)
-    return run, manifest["step"]
+    return run, step
 
 
 def _split(archive: Path, folder: Path, max_bytes: int) -> list[dict[str, Any]]:
@@ -92,17 +97,28 @@ def _split(archive: Path, folder: Path, max_bytes: int) -> list[dict[str, Any]]:
     return parts
 
 
-def _join(folder: Path, parts: list[dict[str, Any]], archive: Path) -> None:
+def _join(folder: Path, sums: list[str], archive: Path) -> None:
     """Write the parts as one file, after checking each."""
     with archive.open("wb") as file:
-        for i, part in enumerate(parts):
+        for i, expected in enumerate(sums):
             path = folder / PART.format(i)
             if not path.exists():
-                raise FileNotFoundError(f"{path} is missing: {folder} has {len(parts)} parts")
+                raise FileNotFoundError(f"{path} is missing: {folder} has {len(sums)} parts")
             data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() != part["sha256"]:
+            if hashlib.sha256(data).hexdigest() != expected:
                 raise ValueError(f"{path} is damaged: its checksum differs from that in {MANIFEST}; copy it again")
             file.write(data)
+
+
+def _extract(archive: Path, target: Path, packed: Path) -> None:
+    """Write the files of a tar into a folder."""
+    try:
+        for name, size, stream in tar_files(archive):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            with (target / name).open("wb") as file:
+                copy_exactly(stream, file, size, name)
+    except DataError as error:
+        raise ValueError(f"{packed} holds no run: {error}") from error
 
 
 def _with_rounded_moments(checkpoint: Path, target: Path) -> Path:

@@ -19,12 +19,15 @@ from .file_readers import Examples
 from .labels import FORMATS
 
 MAX_TOKEN = 2**15 - 2
+MAX_LENGTH = 2**20  # of a text or recording, where no length is set: a minute at 16 kHz
 ExamplesBySplit = Mapping[str, Examples]
 Encoded = tuple[dict[str, Arrays], dict[str, Any]]
 
 
 def encode_text(parts: ExamplesBySplit, length: int) -> Encoded:
     """Encode texts with the characters of the training texts; length 0 stands for the longest text with <eos>."""
+    if not length:
+        _check_longest(parts, "characters")
     length = length or 1 + max(len(text) for examples in parts.values() for text in examples.x)
     if length < 2:
         raise DataError(f"{parts['train'].where}: length {length} has no room for a character before <eos>")
@@ -73,6 +76,8 @@ def encode_values(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
 
 def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, sample_rate: int) -> Encoded:
     """Pad recordings with zeros on the right."""
+    if not length:
+        _check_longest(parts, "samples")
     length = _stored_length(parts, length, cut)
     arrays: dict[str, Arrays] = {}
     for split, examples in parts.items():
@@ -83,6 +88,17 @@ def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, sample_rate: in
     return with_normalisation(
         arrays, {"encoder": "values", "length": length, "channels": 1, "sample_rate": sample_rate}
     )
+
+
+def _check_longest(parts: ExamplesBySplit, unit: str) -> None:
+    """Reject an example of more than MAX_LENGTH, which would be the length of all others, and of the model."""
+    for examples in parts.values():
+        for i, x in enumerate(examples.x):
+            if len(x) > MAX_LENGTH:
+                raise DataError(
+                    f"{examples.describe(i)}: {len(x):,} {unit}, which would be the length of all examples; more than "
+                    f"{MAX_LENGTH:,} need task.length={len(x)}, or a shorter length and task.cut=true"
+                )
 
 
 def encode_images(parts: ExamplesBySplit, length: int, sequence: bool) -> Encoded:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,8 @@ from ..archives import read_members
 from ..audio_files import read_audio
 from ..errors import DataError
 from ..image_files import decode_image, fit_image
+from ..npy_files import array_names, read_arrays
+from ..reading import Expansion
 from ..text_lines import read_json_lines, read_lines
 from .labels import FORMATS, labels_of_array, parse_label
 
@@ -118,28 +119,25 @@ def read_npz(path: Path, labelled: bool = True, target: str = "class", group: st
     `lengths` (n,), or lengths_train and so on, are the lengths of padded examples: tokens are cut to them, values after
     them become 0, as those of shorter recordings are, and labels of positions after them are ignored.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a file of numeric arrays saved by numpy.savez: {error}") from error
-    names = {split: f"_{split}" for split in SPLITS if f"x_{split}" in arrays or f"y_{split}" in arrays} or {"all": ""}
-    parts = {split: _npz_examples(path, arrays, f"x{end}", f"y{end}", labelled, target) for split, end in names.items()}
+    found = array_names(path)
+    names = {split: f"_{split}" for split in SPLITS if f"x_{split}" in found or f"y_{split}" in found} or {"all": ""}
+    for end in names.values():
+        needed = [f"x{end}", f"y{end}"] if labelled else [f"x{end}"]
+        if not set(needed) <= set(found):
+            given = f"{', '.join(found) or 'no array':.200}"
+            raise DataError(f"{path} has {given}; expected {' and '.join(needed)}")
+    arrays = read_arrays(path, {f"{name}{end}" for name in ("x", "y", "lengths") for end in names.values()} | {group})
+    parts = {split: _npz_examples(path, arrays, f"x{end}", f"y{end}", target) for split, end in names.items()}
     if group and "all" in parts:
         n = len(parts["all"])
         if group not in arrays or arrays[group].shape != (n,):
-            got = f"{group} of shape {arrays[group].shape}" if group in arrays else ", ".join(arrays)
+            got = f"{group} of shape {arrays[group].shape}" if group in arrays else ", ".join(found)
             raise DataError(f"{path} has {got}; expected {group}, the groups, of shape ({n},)")
         parts["all"] = replace(parts["all"], groups=arrays[group].astype(str).tolist())
     return parts
 
 
-def _npz_examples(
-    path: Path, arrays: dict[str, np.ndarray], x_name: str, y_name: str, labelled: bool, target: str
-) -> Examples:
-    needed = (x_name, y_name) if labelled else (x_name,)
-    if not set(needed) <= set(arrays):
-        raise DataError(f"{path} has {', '.join(arrays) or 'no array'}; expected {' and '.join(needed)}")
+def _npz_examples(path: Path, arrays: dict[str, np.ndarray], x_name: str, y_name: str, target: str) -> Examples:
     x, where = arrays[x_name], f"{path}, {x_name}"
     if x.ndim not in (2, 3) or x.dtype.kind not in "iuf" or 0 in x.shape:
         raise DataError(
@@ -283,6 +281,7 @@ def read_media(path: Path, sample_rate: int, grey: bool, size: int, on_file: Cal
     names: list[str] = []
     changes = Counter[str]()
     kind = ""
+    expansion = None if path.is_dir() else Expansion(path)
     for name, content in read_members(path, _is_media):
         file_kind = MEDIA[suffix(PurePosixPath(name))]
         if kind not in ("", file_kind):
@@ -294,6 +293,8 @@ def read_media(path: Path, sample_rate: int, grey: bool, size: int, on_file: Cal
         else:
             item = decode_image(content, where, grey)
             item, notes = fit_image(item, size, size) if size else (item, [])
+        if expansion is not None:
+            expansion.add(item.nbytes)
         x.append(item)
         names.append(name)
         changes.update(notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from ..window_loader import IGNORED
 
 SEPARATOR = ";"
 """Between the labels of a cell."""
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class LabelFormat(ABC):
@@ -45,7 +45,7 @@ class LabelFormat(ABC):
     def classes(self, labels: Sequence[Any]) -> list[str]:
         """Return the sorted names of the classes of some labels; integers are sorted by value."""
         names = {name for label in labels for name in self.names(label)}
-        integers = all(name.removeprefix("-").isdecimal() for name in names)
+        integers = all(name.removeprefix("-").isdecimal() and len(name) < 100 for name in names)
         return sorted(names, key=lambda name: (int(name), name)) if integers else sorted(names)
 
     def names(self, label: Any) -> Sequence[str]:
@@ -135,13 +135,17 @@ class Values(LabelFormat):
         """Return the numbers of a cell, of the cells of several columns, or of a JSON value."""
         given = value if isinstance(value, list) else [value]
         values = tuple(map(float, given))
-        if not values or not all(map(math.isfinite, values)) or any(isinstance(each, bool) for each in given):
+        if (
+            not values
+            or not all(abs(each) <= FLOAT32_MAX for each in values)
+            or any(isinstance(each, bool) for each in given)
+        ):
             raise ValueError
         return values
 
     def from_array(self, y: np.ndarray, x: np.ndarray) -> list[tuple[float, ...]]:
         """Return the numbers of each example."""
-        if y.ndim not in (1, 2) or y.dtype.kind not in "iuf" or 0 in y.shape or not np.isfinite(y).all():
+        if y.ndim not in (1, 2) or y.dtype.kind not in "iuf" or 0 in y.shape or not (np.abs(y) <= FLOAT32_MAX).all():
             raise ValueError
         return [tuple(map(float, each)) for each in (y[:, None] if y.ndim == 1 else y)]
 
@@ -212,7 +216,7 @@ def parse_label(target: str, value: Any, where: str, name: str, required: bool =
         return None
     try:
         return FORMATS[target].parse(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise DataError(f"{where}: {name} is {value!r:.60}; expected {FORMATS[target].expected}") from None
 
 
@@ -237,7 +241,8 @@ def _name(value: Any) -> str:
 
 def _integers_or_names(y: np.ndarray) -> np.ndarray:
     """Return an array of strings."""
-    integers = y.dtype.kind in "iub" or (y.dtype.kind == "f" and np.array_equal(y, np.round(y)))
-    if not integers and y.dtype.kind != "U":
+    if y.dtype.kind == "f" and np.array_equal(y, np.round(y)) and np.abs(y).max(initial=0) <= 2**53:  # exact in float64
+        y = y.astype(np.int64)
+    if y.dtype.kind not in "iubU":
         raise ValueError
-    return (y.astype(np.int64) if integers else y).astype(str)
+    return (y.astype(np.int64) if y.dtype.kind == "b" else y).astype(str)
