@@ -96,7 +96,9 @@ def test_negative_integers_of_arrays_are_positions_without_a_label(tmp_path):
     np.testing.assert_array_equal(data.splits["train"].y[:, :3], np.where(y < 0, IGNORED, y))
     assert (np.asarray(data.splits["train"].y)[:, 3:] == IGNORED).all()
     half = data.decimated(0.5)
-    assert half.splits["train"].y.shape == half.splits["train"].x.shape[:2] == (4, 3)
+    assert (half.splits["train"].y.shape, half.splits["train"].x.shape[:2]) == ((4, 3), (4, 2))
+    (batch,) = data_loader(half, "train", 4)
+    assert batch.y.shape == batch.x.shape[:2]
 
 
 @pytest.mark.parametrize(

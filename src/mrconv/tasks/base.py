@@ -17,6 +17,7 @@ from .._utils.suggest import closest
 from .cache import Arrays, Built, build_once, cache_key, fingerprint, is_complete, load_arrays
 from .download import Remote, download
 from .errors import DataError, MissingData
+from .packing import pack, pad
 from .progress_callback import Progress, no_progress
 
 
@@ -28,9 +29,10 @@ class Split:
         name: name of the split.
         x: examples (n, ...); sequences of different lengths are concatenated, bounded by `offsets`.
         y: classes (n,); for other targets 0 and 1 (n, classes), values (n, values) or classes of positions (n, length).
-        offsets: boundaries (n + 1,) of the sequences in `x`.
+        offsets: boundaries (n + 1,) of the sequences in `x`, or the start and stop of each, (n, 2), if they overlap.
         x2, offsets2: the second sequences of pairs.
         names: names of custom examples (n,) in their files, as UTF-8.
+        origins: for windows, the number (n,) of the sequence that each was cut from.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Split:
     x2: np.ndarray | None = None
     offsets2: np.ndarray | None = None
     names: np.ndarray | None = None
+    origins: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -49,18 +52,27 @@ class Split:
         """Length of every example; for a pair, the length of the longer sequence."""
         if self.offsets is None:
             return np.full(len(self), self.x.shape[1] if self.x.ndim > 1 else 1)
-        lengths = np.diff(self.offsets)
+        starts, stops = bounds(self.offsets)
+        lengths = stops - starts
         return lengths if self.offsets2 is None else np.maximum(lengths, np.diff(self.offsets2))
 
     def example(self, i: int) -> np.ndarray:
         """Return example i as stored; for a pair, its first sequence."""
-        return self.x[i] if self.offsets is None else self.x[self.offsets[i] : self.offsets[i + 1]]
+        if self.offsets is None:
+            return self.x[i]
+        starts, stops = bounds(self.offsets)
+        return self.x[starts[i] : stops[i]]
 
     def second(self, i: int) -> np.ndarray:
         """Return the second sequence of pair i as stored."""
         assert self.x2 is not None
         assert self.offsets2 is not None
         return self.x2[self.offsets2[i] : self.offsets2[i + 1]]
+
+
+def bounds(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the start and stop of every sequence for `Split.offsets`."""
+    return (offsets[:-1], offsets[1:]) if offsets.ndim == 1 else (offsets[:, 0], offsets[:, 1])
 
 
 @dataclass(frozen=True)
@@ -125,14 +137,29 @@ class Prepared:
             raise ValueError(f"{self.name} has no sampling rate: its examples are {self.encoder}")
         splits = {}
         for name, split in self.splits.items():
+            x: Arrays = {"x": split.x[:, ::step]}
+            if split.offsets is not None:
+                x = pack([split.example(i)[::step] for i in range(len(split))], split.x.dtype)
             y = split.y[:, ::step] if self.target == "positions" else split.y
-            splits[name] = dataclasses.replace(split, x=split.x[:, ::step], y=y)
+            splits[name] = dataclasses.replace(split, y=y, **x)
         scale, shift = (z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift))
         facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no longer an image
         if "sample_rate" in facts:
             facts |= {"sample_rate": facts["sample_rate"] / step, "step": step * facts.get("step", 1)}
+        if "hop" in facts:
+            facts["hop"] = max(1, round(facts["hop"] / step))
         length = -(-self.length // step)
         return dataclasses.replace(self, splits=splits, length=length, scale=scale, shift=shift, facts=facts)
+
+    def without_lengths(self) -> Prepared:
+        """Return values padded with zeros to one length: the data of models that were trained without their lengths."""
+        splits = dict(self.splits)
+        for name, split in splits.items():
+            if split.offsets is not None and self.encoder == "values":
+                x = pad(split.x, *bounds(split.offsets), self.length)
+                splits[name] = dataclasses.replace(split, x=x, offsets=None)
+        facts = {name: z for name, z in self.facts.items() if name != "lengths"}
+        return dataclasses.replace(self, splits=splits, facts=facts)
 
 
 @dataclass(frozen=True)
@@ -151,6 +178,8 @@ class Task(ABC):
     metric: ClassVar[str] = "accuracy"
     """Score of the task's models: one of `mrconv.training.scores`."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
+    version: ClassVar[int] = 1
+    """A larger number rebuilds caches, because `build` returns other arrays than before."""
     layout: ClassVar[str] = ""
     """The expected files and where to get them; ends the error message if files are missing."""
 
@@ -193,7 +222,8 @@ class Task(ABC):
             if is_complete(self.unpacked_folder()):
                 return self.unpacked_folder()
             raise
-        return self.cache_root() / f"{self.name}-{cache_key([self.name, self.options(), sources])}"
+        version = [self.version] if self.version > 1 else []
+        return self.cache_root() / f"{self.name}-{cache_key([self.name, self.options(), sources, *version])}"
 
     def unpacked_folder(self) -> Path:
         """Return the folder of arrays that were prepared on another machine with the same options."""
@@ -246,7 +276,7 @@ def check_split(task: str, split: str, arrays: Arrays, classes: int) -> None:
     y, x, offsets = arrays["y"], arrays["x"], arrays.get("offsets")
     if len(y) == 0:
         raise DataError(f"{task}: the {split} split has no example")
-    examples = len(x) if offsets is None else len(offsets) - 1
+    examples = len(x) if offsets is None else len(bounds(offsets)[0])
     if examples != len(y):
         raise DataError(f"{task}: the {split} split has {examples} examples and {len(y)} labels")
     if classes and (y.min() < 0 or y.max() >= classes):

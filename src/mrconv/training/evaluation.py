@@ -110,6 +110,8 @@ def normalised_as_trained(data: Prepared, trained: Preprocessor, model: str) -> 
         expected, actual = _as_text(trained, name), _as_text(current, name)
         if expected != actual:
             raise ValueError(f"{name.replace('_', ' ')} of the data: {actual:.200}; of {model}: {expected:.200}")
+    if current.lengths and not trained.lengths:
+        data = data.without_lengths()
     by_position = trained.scale.ndim == 2 and len(trained.scale) > 1  # such a normalisation is part of the task
     if current.vocabulary or data.facts.get("files") or by_position:
         return data

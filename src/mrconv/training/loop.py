@@ -27,7 +27,7 @@ from .checkpoints import (
     LAST,
     PREVIOUS,
     Checkpoints,
-    check_same_data,
+    data_of_checkpoint,
     latest_valid_checkpoint,
     read_step,
     restore_files,
@@ -85,7 +85,8 @@ def _recorded(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
 def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dict[str, Any]:
     experiment, data, checkpoint = datamodule.experiment, datamodule.data, latest_valid_checkpoint(folder)
     if checkpoint is not None:
-        check_same_data(checkpoint, data)
+        data = data_of_checkpoint(checkpoint, data)
+        datamodule = TaskData(experiment, data)
     metric = SCORES[data.metric]
     checkpoints = Checkpoints(folder, datamodule, experiment.checkpoint_minutes)
     checkpoints.last_is_valid = checkpoint == folder / LAST
@@ -212,8 +213,7 @@ def finish(folder: Path) -> dict[str, Any]:
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]
     if not state["history"]:
         raise ValueError(f"{folder}: no epoch is complete yet")
-    data = prepare(experiment)
-    check_same_data(checkpoint, data)
+    data = data_of_checkpoint(checkpoint, prepare(experiment))
     with rundir.run_lock(folder):
         restore_files(folder, checkpoint)
         checkpoints = Checkpoints(folder, TaskData(experiment, data), 0)

@@ -32,7 +32,8 @@ class Examples:
     Args:
         kind: kind of the examples.
         x: by kind: "text" strings, "tokens" integers (n, length), "values" (n, length, channels), "audio" arrays
-            (samples,), "image" arrays (height, width, channels) with 1 or 3 channels.
+            (samples,), "image" arrays (height, width, channels) with 1 or 3 channels. Tokens and values of different
+            lengths are a list.
         labels: labels as `labels.FORMATS` has them for the target; None where a label is missing.
         where: the file or folder, for errors.
         names: names of the examples, for errors; by default their numbers.
@@ -115,8 +116,7 @@ def read_npz(path: Path, labelled: bool = True, target: str = "class", group: st
     length), where negative integers stand for no label. Without `labelled`, it may be missing. `group` names an array
     (n,) of the groups of "all".
 
-    `lengths` (n,), or lengths_train and so on, are the lengths of padded examples: tokens are cut to them, values after
-    them become 0, as those of shorter recordings are, and labels of positions after them are ignored.
+    `lengths` (n,), or lengths_train and so on, are the lengths of padded examples, which are cut to them.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -158,7 +158,7 @@ def _npz_examples(
 
 
 def _cut_padding(examples: Examples, lengths: np.ndarray, target: str) -> Examples:
-    """Return arrays without what is after the lengths: shorter tokens, or values with zeros there."""
+    """Return arrays, and labels of positions, without what is after the lengths."""
     x, labels = np.asarray(examples.x), examples.labels
     fits = lengths.shape == (len(x),) and lengths.dtype.kind in "iu" and lengths.min() > 0
     if not fits or lengths.max() > x.shape[1]:
@@ -168,12 +168,7 @@ def _cut_padding(examples: Examples, lengths: np.ndarray, target: str) -> Exampl
         )
     if target == "positions":
         labels = [label and label[:n] for label, n in zip(labels, lengths, strict=True)]
-    if examples.kind == "tokens":
-        return replace(examples, x=[each[:n] for each, n in zip(x, lengths, strict=True)], labels=labels)
-    if target == "positions":
-        labels = [label and label + ("",) * (x.shape[1] - len(label)) for label in labels]
-    valid = np.arange(x.shape[1]) < lengths[:, None]
-    return replace(examples, x=np.where(valid[..., None], x, x.dtype.type(0)), labels=labels)
+    return replace(examples, x=[each[:n] for each, n in zip(x, lengths, strict=True)], labels=labels)
 
 
 def read_table(path: Path, columns: Columns) -> Examples:

@@ -60,11 +60,10 @@ class CustomData(Task):
 
     A folder may hold one of these for each split (train.csv, test.csv; train.zip; train/), with or without val. If
     there is only one part, val and test are drawn from it by `seed`. Values are normalised by mean and standard
-    deviation of each channel of the training data, padding included.
+    deviation of each channel of the training data.
 
-    Texts, and tokens with `lengths`, keep their lengths, and training hides their padding from every layer by default
-    (`mask_padding`), so that a prediction does not depend on it. Values and recordings have no lengths: the zeros after
-    a shorter one are part of it, in training and prediction.
+    Sequences keep their lengths: recordings, texts, and arrays with `lengths`. Training hides the padding of a batch
+    from every layer by default (`mask_padding`), so that a prediction does not depend on it.
 
     Files are read as for a prediction: recordings of several channels are averaged and those at other sampling rates
     resampled; images of other sizes are cropped in the middle to the aspect ratio and resized. `facts["changes"]`
@@ -72,10 +71,13 @@ class CustomData(Task):
 
     Args:
         path: path of the data.
-        length: length of the sequences; 0 stands for the longest. Texts are cut to it, including <eos>. Longer
-            sequences of other kinds raise an error unless `cut`; shorter recordings and values are padded with zeros on
-            the right.
+        length: largest length of a sequence; 0 stands for the longest. Texts are cut to it, including <eos>. Longer
+            sequences of other kinds raise an error unless `cut`.
         cut: cut longer sequences.
+        window, hop: cut sequences longer than `window` positions (samples of a recording after resampling, characters
+            of a text with <eos>) into windows of this length, which start every `hop` positions; the last one ends with
+            the sequence. hop=0 stands for `window`: windows do not overlap. Every window is an example with the label
+            of its sequence, in the same split. A prediction is the mean over the windows of a sequence.
         val_fraction, test_fraction, seed: sizes and seed of splits that are drawn.
         stratify: draw the splits from each class, at least one example of each.
         group: keep the examples of a group in one split; the fractions are then those of groups. The column of a table,
@@ -93,6 +95,8 @@ class CustomData(Task):
     path: str = ""
     length: int = 0
     cut: bool = False
+    window: int = 0
+    hop: int = 0
     val_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 42
@@ -107,12 +111,18 @@ class CustomData(Task):
     group: str = ""
 
     title: ClassVar[str] = "custom data: arrays, tables, texts, recordings or images"
+    version: ClassVar[int] = 2  # 1: values were padded to one length
 
     def check(self) -> None:
         """Raise ValueError for invalid options."""
         check_choice("target", self.target, tuple(FORMATS))
         if self.length < 0:
             raise ValueError(f"length must be 0, for the longest, or more; got {self.length}")
+        if self.window < 0 or self.hop < 0 or self.hop > self.window:
+            got = f"window={self.window} and hop={self.hop}"
+            raise ValueError(f"window must be a number of positions, and hop at most as many; got {got}")
+        if self.window and (self.length or self.cut):
+            raise ValueError("window sets the length of the examples: leave out length and cut")
         if self.size < 0:
             raise ValueError(f"size must be a number of pixels, or 0 for the most frequent size; got {self.size}")
         if self.sample_rate < 1:
@@ -131,7 +141,7 @@ class CustomData(Task):
 
     def options(self) -> dict[str, Any]:
         """Return the options, without defaults of options that are younger than some caches."""
-        defaults = {"target": "class", "stratify": False, "group": ""}
+        defaults = {"target": "class", "stratify": False, "group": "", "window": 0, "hop": 0}
         return {name: z for name, z in super().options().items() if name not in defaults or z != defaults[name]}
 
     def sources(self) -> Sequence[Path]:
@@ -157,6 +167,8 @@ class CustomData(Task):
                 f"{self.path} has {kind} files, whose folders are classes; target={self.target} needs a table or arrays"
             )
         if kind == "image":
+            if self.window:
+                raise DataError(f"{self.path} has images: window is for sequences; to resize images, set size")
             parts = encoding.fit_images(parts)
         changes = encoding.describe_changes(parts)
         if len(parts) == 1:
@@ -178,6 +190,12 @@ class CustomData(Task):
         for split, examples in parts.items():
             arrays[split]["y"] = encoding.encode_labels(examples, self.target, outputs, facts["length"])
             arrays[split]["names"] = np.array([examples.example_name(i).encode() for i in range(len(examples))])
+        if self.window:
+            facts |= {"length": self.window, "hop": self.hop or self.window}
+            for split in parts:
+                arrays[split] = encoding.cut_windows(
+                    arrays[split], self.window, facts["hop"], self.target == "positions"
+                )
         if self.target != "class":
             facts |= {"target": self.target, "metric": FORMATS[self.target].metric}
         columns = {"label_column": self.label_column, "text_column": self.text_column}  # as prediction reads tables
