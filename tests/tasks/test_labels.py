@@ -160,15 +160,6 @@ def test_missing_columns_of_values_are_named(tmp_path):
         prepared(tmp_path, "values", "a,b,c\n1,2,3\n", "a,b,c\n1,2,3\n", label_column="b,d")
 
 
-def test_folders_of_images_have_classes_only(tmp_path):
-    image = pytest.importorskip("PIL.Image").fromarray(np.zeros((2, 2), np.uint8))
-    for name in "ab":
-        (tmp_path / "files" / name).mkdir(parents=True)
-        image.save(tmp_path / "files" / name / "0.png")
-    with pytest.raises(DataError, match=r"files has image files, .* target=values needs a table or arrays"):
-        custom(tmp_path, tmp_path / "files", target="values").prepare()
-
-
 def test_the_default_target_keeps_the_folders_of_older_caches(tmp_path):
     assert "target" not in custom(tmp_path, tmp_path / "a.csv").options()
     assert custom(tmp_path, tmp_path / "a.csv", target="values").options()["target"] == "values"

@@ -36,7 +36,8 @@ from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
-from .module import NonFiniteError, Training, build_model, logits
+from .module import NonFiniteError, Training, build_model
+from .outputs import model_outputs
 from .plugin_records import check_registered
 from .progress import EpochProgress
 from .run_names import recipe_changes
@@ -265,10 +266,7 @@ def score(
     count = ProgressCounter(progress, sum(len(loader) for loader in loaders.values()))
     for name, loader in loaders.items():
         sums = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in loader:
-            batch = batch.to(device)
-            output = logits(model, batch, rate)
-            sums += torch.stack(metric.sums(output, batch.y, target.loss(output, batch.y)))
-            count()
+        for _, output, y in model_outputs(model, loader, device, rate, count):
+            sums += torch.stack(metric.sums(output, y, target.loss(output, y)))
         scores[name] = float(sums[0] / sums[1])
     return scores

@@ -7,7 +7,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..archives import read_members
 from ..audio_files import read_audio
 from ..errors import DataError
 from ..image_files import decode_image, fit_image
-from ..text_lines import read_json_lines, read_lines
+from ..text_lines import ArchivedFile, TextFile, read_json_lines, read_lines
 from .labels import FORMATS, labels_of_array, parse_label
 
 TABLES = (".npz", ".csv", ".tsv", ".jsonl", ".jsonl.xz")
@@ -75,6 +75,7 @@ class Columns:
     """Columns of a table: their names, whether the labels and the texts must be there, and the target of the labels.
 
     For target "values", `label` may name several columns, separated by commas. The column `group` is no part of x.
+    `content` is what the column `text` holds, for errors.
     """
 
     label: str
@@ -83,6 +84,8 @@ class Columns:
     text_required: bool = False
     target: str = "class"
     group: str = ""
+    group_required: bool = True
+    content: str = "texts of the training"
 
     @property
     def labels(self) -> list[str]:
@@ -95,7 +98,12 @@ class Columns:
         return parse_label(self.target, value, where, " and ".join(self.labels), self.label_required)
 
     def examples(
-        self, kind: str, x: Sequence[Any] | np.ndarray, labels: Sequence[Any], path: Path, groups: Sequence[str] = ()
+        self,
+        kind: str,
+        x: Sequence[Any] | np.ndarray,
+        labels: Sequence[Any],
+        path: TextFile,
+        groups: Sequence[str] = (),
     ) -> Examples:
         """Return the examples of a table."""
         first = next((label for label in labels if label is not None), None)
@@ -103,7 +111,7 @@ class Columns:
         return Examples(kind, x, labels, str(path), outputs=outputs, groups=groups)
 
 
-def suffix(path: Path | PurePosixPath) -> str:
+def suffix(path: PurePath | ArchivedFile) -> str:
     """Return the known suffix of a file name in lower case, such as .csv or .jsonl.xz."""
     name = path.name.lower()
     return next((end for end in (*TABLES, *ARCHIVES, *MEDIA) if name.endswith(end)), path.suffix)
@@ -171,7 +179,7 @@ def _cut_padding(examples: Examples, lengths: np.ndarray, target: str) -> Exampl
     return replace(examples, x=[each[:n] for each, n in zip(x, lengths, strict=True)], labels=labels)
 
 
-def read_table(path: Path, columns: Columns) -> Examples:
+def read_table(path: TextFile, columns: Columns) -> Examples:
     """Return the examples of a CSV or TSV file: texts if it has a text column, else numbers from all other columns.
 
     `labels.FORMATS` describes the cells of labels by target.
@@ -207,17 +215,17 @@ def read_table(path: Path, columns: Columns) -> Examples:
     return columns.examples("values", np.stack(x)[..., None], labels, path, groups)
 
 
-def _find_columns(path: Path, header: list[str], columns: Columns) -> tuple[list[int], int | None]:
+def _find_columns(path: TextFile, header: list[str], columns: Columns) -> tuple[list[int], int | None]:
     """Return the positions of the columns of labels and texts; raise DataError if one is required and missing."""
     found = ", ".join(header) or "none"
     if columns.text_required and columns.text not in header:
-        raise DataError(f"{path} has columns {found}; expected {columns.text}, the column of texts of the training")
+        raise DataError(f"{path} has columns {found}; expected {columns.text}, the column of {columns.content}")
     missing = not set(columns.labels) <= set(header) or len(header) <= len(columns.labels)
     if columns.label_required and missing:
         others = [name for name in header if name not in (*columns.labels, columns.text)]
         hint = f". To name the column of labels, set task.label_column={others[-1]}" if others else ""
         raise DataError(f"{path} has columns {found}; expected {', '.join(columns.labels)} and others{hint}")
-    if columns.label_required and columns.group and columns.group not in header:
+    if columns.label_required and columns.group_required and columns.group and columns.group not in header:
         raise DataError(f"{path} has columns {found}; expected {columns.group}, the column of task.group")
     labels = [header.index(name) for name in columns.labels if name in header]
     return labels, header.index(columns.text) if columns.text in header else None
@@ -238,7 +246,7 @@ def _parse_numbers(fields: list[str], names: list[str], where: str) -> np.ndarra
         raise
 
 
-def read_jsonl(path: Path, columns: Columns) -> Examples:
+def read_jsonl(path: TextFile, columns: Columns) -> Examples:
     """Return the examples of a file with one JSON object of text and label per line.
 
     A label may be a list: of names for target "labels", of numbers for "values", of classes for "positions".
@@ -246,7 +254,8 @@ def read_jsonl(path: Path, columns: Columns) -> Examples:
     x: list[str] = []
     labels: list[Any] = []
     groups: list[str] = []
-    optional = () if columns.label_required else tuple(columns.labels)
+    optional = set() if columns.label_required else set(columns.labels)
+    optional |= set() if columns.group_required else {columns.group}
     hint = "; for other names, set task.label_column and task.text_column" if columns.label_required else ""
     names = [columns.text, *columns.labels]
     grouped = bool(columns.group) and columns.label_required
@@ -256,10 +265,10 @@ def read_jsonl(path: Path, columns: Columns) -> Examples:
         if not isinstance(text, str):
             raise DataError(f"{path}, line {number}: {columns.text} is {text!r:.60}; expected a string")
         if grouped:
-            groups.append(str(label.pop()))
+            groups.append("" if (group := label.pop()) is None else str(group))
         x.append(text)
         labels.append(columns.parse(label, f"{path}, line {number}"))
-    return columns.examples("text", x, labels, path, groups)
+    return columns.examples("text", x, labels, path, groups if any(groups) else ())
 
 
 def class_folders(path: Path, exclude: Path) -> list[Path]:
@@ -269,16 +278,19 @@ def class_folders(path: Path, exclude: Path) -> list[Path]:
     )
 
 
-def read_media(path: Path, sample_rate: int, grey: bool, size: int, on_file: Callable[[], None]) -> Examples:
-    """Return the recordings or images of a folder or archive; the first folder of a file's path is its class.
+def read_media(
+    path: Path, sample_rate: int, grey: bool, size: int, on_file: Callable[[], None], classes: bool = True
+) -> Examples:
+    """Return the recordings or images of a folder or archive.
 
-    Images are resized to size x size pixels; 0 keeps their sizes.
+    The first folder of a file's path is its class; without `classes`, examples have no label. Images are resized to
+    size x size pixels; 0 keeps their sizes.
     """
     x: list[np.ndarray] = []
     names: list[str] = []
     changes = Counter[str]()
     kind = ""
-    for name, content in read_members(path, _is_media):
+    for name, content in read_members(path, is_media):
         file_kind = MEDIA[suffix(PurePosixPath(name))]
         if kind not in ("", file_kind):
             raise DataError(f"{path} has {kind} files, and {name}; expected files of one kind")
@@ -295,7 +307,8 @@ def read_media(path: Path, sample_rate: int, grey: bool, size: int, on_file: Cal
         on_file()
     if not x:
         raise DataError(f"{path} has no {', '.join(MEDIA)} file, and is not a table ({', '.join(TABLES)})")
-    return Examples(kind, x, _labels_from_paths(path, names), str(path), names, changes)
+    labels: Sequence[Any] = _labels_from_paths(path, names) if classes else [None] * len(x)
+    return Examples(kind, x, labels, str(path), names, changes)
 
 
 def _labels_from_paths(path: Path, names: Sequence[str]) -> list[str]:
@@ -304,11 +317,15 @@ def _labels_from_paths(path: Path, names: Sequence[str]) -> list[str]:
         parts = [each[1:] for each in parts]  # the archive of a folder has that folder as its only entry
     for each in parts:
         if len(each) < 2:
-            raise DataError(f"{path}: {each[0]} is not in a folder; expected CLASS/{each[0]}")
+            raise DataError(
+                f"{path}: {each[0]} is not in a folder; expected CLASS/{each[0]}, or a table labels.csv with the "
+                "columns file and label"
+            )
     return [each[0] for each in parts]
 
 
-def _is_media(name: str) -> bool:
+def is_media(name: str) -> bool:
+    """Return whether a file is a visible recording or image."""
     return suffix(PurePosixPath(name)) in MEDIA and visible(name)
 
 
