@@ -137,7 +137,7 @@ class Prepared:
             raise ValueError(f"{self.name} has no sampling rate: its examples are {self.encoder}")
         splits = {}
         for name, split in self.splits.items():
-            x: Arrays = {"x": split.x[:, ::step]}
+            x: dict[str, Any] = {"x": split.x[:, ::step]}
             if split.offsets is not None:
                 x = pack([split.example(i)[::step] for i in range(len(split))], split.x.dtype)
             y = split.y[:, ::step] if self.target == "positions" else split.y

@@ -64,10 +64,10 @@ def _from_folder(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
         suffixes = [".txt"]
     found = False
     source = None if preprocessor.vocabulary else find_table(path)
-    table = None if source is None else read_labels(source, _columns(preprocessor))
+    known = None if source is None else read_labels(source, _columns(preprocessor))
     for name, raw in _files(path, suffixes):
         found = True
-        label = _label(name, preprocessor) if table is None else _text(table.label(name), preprocessor)
+        label = _label(name, preprocessor) if known is None else _text(known.label(name), preprocessor)
         yield Input(f"{path / name}" if path.is_dir() else f"{path}: {name}", raw, label)
     if found:
         return
