@@ -73,6 +73,8 @@ def test_evaluation_scores_recordings_as_predictions_do(windowed, tmp_path):
     for line in lines:
         expected = predictor.predict_proba(data / line["example"])
         assert [float(line["p(a)"]), float(line["p(b)"])] == pytest.approx(expected.tolist(), rel=1e-3)
+    everything = measure_run(run, [f"data={data / '..' / 'files'}"])
+    assert everything.metrics["all"]["examples"] == 30
     result = json.loads((run / "result.json").read_text())
     assert result["accuracy"]["test"] == pytest.approx(measured.metrics["test"]["accuracy"])
 

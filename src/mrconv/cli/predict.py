@@ -72,7 +72,8 @@ def run(given: argparse.Namespace) -> None:
     if given.out is not None:
         with command_errors():
             write_table(given.out, results)
-        print(f"{len(results):,} predictions in {given.out}", file=sys.stderr if given.json else sys.stdout)
+        plural = "" if len(results) == 1 else "s"
+        print(f"{len(results):,} prediction{plural} in {given.out}", file=sys.stderr if given.json else sys.stdout)
     _print_summary(results)
 
 

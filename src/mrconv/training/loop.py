@@ -45,6 +45,9 @@ from .scores import SCORES
 from .targets import TARGETS
 from .trainer import make_trainer
 
+ALL = "all"
+"""Split of data that is scored as a whole."""
+
 
 def train(
     experiment: Experiment, folder: Path, progress: Progress = no_progress, quiet: bool = False
@@ -162,6 +165,7 @@ def _record(
     parameters = sum(p.numel() for p in model.parameters())
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     epochs_done, preprocessor = len(checkpoints.history), Preprocessor.from_data(data)
+    ended = epochs_done < experiment.epochs  # before its last epoch
     facts = {"name": experiment.name, "task": experiment.task, "epochs": epochs_done, "seed": experiment.seed}
     scores = {}
     for name in (MODEL, MERGED):
@@ -174,8 +178,8 @@ def _record(
     result = {
         "name": experiment.name,
         "task": experiment.task,
-        "partial": epochs_done < experiment.epochs and not checkpoints.stops_early,
-        **({"stopped_early": True} if checkpoints.stops_early else {}),
+        "partial": ended and not checkpoints.stops_early,
+        **({"stopped_early": True} if ended and checkpoints.stops_early else {}),
         "metric": data.metric,
         data.metric: scores[MODEL],
         f"merged_{data.metric}": scores[MERGED],
@@ -239,12 +243,12 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
 
 
 def evaluation_loaders(data: Prepared, experiment: Experiment) -> dict[str, BatchLoader]:
-    """Return loaders of validation and test, over all examples or `limit_eval` batches of the split."""
+    """Return loaders of validation and test, or of ALL, over all examples or `limit_eval` batches of the split."""
     e = experiment
     size, options = EVALUATION_BATCHES * e.batch_size, {"bucket": True, "pad": e.pad, "train": False}
     return {
         name: make_loader(data, name, size, None, e.workers, e.limit_eval, **options)
-        for name in ("val", "test")
+        for name in ("val", "test", ALL)
         if name in data.splits
     }
 
