@@ -40,6 +40,8 @@ def test_other_texts_are_scored_as_they_are_predicted(tmp_path):
         assert float(line["p(y)"]) == pytest.approx(prediction.probabilities["y"], rel=1e-3)
     halves = measure_run(tmp_path / "run", [f"data={other}", "task.test_fraction=0.5"]).metrics
     assert {split: values["examples"] for split, values in halves.items()} == {"test": 16}
+    one = write_texts(tmp_path / "one.csv", "y", "ab")  # a class alone
+    assert measure_run(tmp_path / "run", [f"data={one}"]).metrics["all"]["examples"] == 30
     with pytest.raises(ValueError, match=r"classes of the data: w, x; of the model in .*run: x, y, z"):
         measure_run(tmp_path / "run", [f"data={write_texts(tmp_path / 'w.csv', 'wx', 'ab')}"])
 

@@ -165,7 +165,9 @@ def test_an_old_checkpoint_resumes_without_lengths(unequal):
     content = torch.load(checkpoint, weights_only=True)
     del content["mrconv"]["data"]["lengths"]
     torch.save(content, run / "old.ckpt")
-    assert loop.data_of_checkpoint(run / "old.ckpt", prepared).splits["train"].x.shape == (24, 100, 1)
+    old = loop.data_of_checkpoint(run / "old.ckpt", prepared)
+    assert old.splits["train"].x.shape == (24, 100, 1)
+    assert (old.splits["train"].x * old.scale + old.shift).std() == pytest.approx(1)  # with the zeros, as then
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from .._utils.suggest import closest
 from .cache import Arrays, Built, build_once, cache_key, fingerprint, is_complete, load_arrays
 from .download import Remote, download
 from .errors import DataError, MissingData
+from .normalisation import normalisation
 from .packing import pack, pad
 from .progress_callback import Progress, no_progress
 
@@ -62,6 +63,12 @@ class Split:
             return self.x[i]
         starts, stops = bounds(self.offsets)
         return self.x[starts[i] : stops[i]]
+
+    def padded(self, length: int) -> np.ndarray:
+        """Return sequences (n, length, ...) padded with zeros."""
+        if self.offsets is not None:
+            return pad(self.x, *bounds(self.offsets), length)
+        return np.pad(self.x, ((0, 0), (0, length - self.x.shape[1]), *[(0, 0)] * (self.x.ndim - 2)))
 
     def second(self, i: int) -> np.ndarray:
         """Return the second sequence of pair i as stored."""
@@ -152,14 +159,19 @@ class Prepared:
         return dataclasses.replace(self, splits=splits, length=length, scale=scale, shift=shift, facts=facts)
 
     def without_lengths(self) -> Prepared:
-        """Return values padded with zeros to one length: the data of models that were trained without their lengths."""
-        splits = dict(self.splits)
-        for name, split in splits.items():
-            if split.offsets is not None and self.encoder == "values":
-                x = pad(split.x, *bounds(split.offsets), self.length)
-                splits[name] = dataclasses.replace(split, x=x, offsets=None)
+        """Return values padded with zeros to one length, normalised with the zeros.
+
+        This is the data of models that were trained without lengths.
+        """
+        if not self.facts.get("lengths"):
+            return self
+        splits = {
+            name: dataclasses.replace(split, x=split.padded(self.length), offsets=None)
+            for name, split in self.splits.items()
+        }
+        scale, shift = normalisation(splits["train"].x)
         facts = {name: z for name, z in self.facts.items() if name != "lengths"}
-        return dataclasses.replace(self, splits=splits, facts=facts)
+        return dataclasses.replace(self, splits=splits, scale=scale, shift=shift, facts=facts)
 
 
 @dataclass(frozen=True)

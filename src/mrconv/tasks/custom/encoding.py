@@ -12,6 +12,7 @@ import numpy as np
 from ..cache import Arrays
 from ..errors import DataError
 from ..image_files import fit_image
+from ..normalisation import normalisation
 from ..packing import pack
 from ..vocabulary import PADDING, CharacterEncoder, character_vocabulary
 from ..window_loader import IGNORED
@@ -164,17 +165,10 @@ def _stored_length(parts: ExamplesBySplit, length: int, cut: bool) -> int:
 
 def with_normalisation(arrays: dict[str, Arrays], facts: dict[str, Any]) -> Encoded:
     """Add the scale and shift that give the training data mean 0 and deviation 1 in each channel."""
-    x = arrays["train"]["x"]
-    step = max(1, 2**22 // x[:1].size)  # pieces avoid a copy of all data in float64
-    pieces = [x[i : i + step] for i in range(0, len(x), step)]
-    axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
-    mean = np.sum([piece.sum(axes, np.float64) for piece in pieces], 0) / count
-    deviation = np.sqrt(np.sum([((piece - mean) ** 2).sum(axes) for piece in pieces], 0) / count)
-    scale = 1 / np.where(deviation > 0, deviation, 1.0)
-    shift = -mean * scale
-    if len(mean) == 1:
-        return arrays, {**facts, "scale": float(scale[0]), "shift": float(shift[0])}
-    return {**arrays, "all": {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}}, facts
+    scale, shift = normalisation(arrays["train"]["x"])
+    if isinstance(scale, np.ndarray):
+        return {**arrays, "all": {"scale": scale, "shift": np.asarray(shift)}}, facts
+    return arrays, {**facts, "scale": scale, "shift": shift}
 
 
 def output_names(parts: ExamplesBySplit, target: str) -> list[str]:

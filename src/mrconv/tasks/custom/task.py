@@ -195,7 +195,7 @@ class CustomData(Task):
                     f"{self.path} has the splits {', '.join(parts)}: leave out task.stratify and task.group"
                 )
             outputs = encoding.output_names({"train": parts["train"]}, self.target)
-        if len(outputs) < 2 and self.target in ("class", "positions"):
+        if len(outputs) < 2 and self.target in ("class", "positions") and len(parts) > 1:  # else nothing is trained
             raise DataError(f"{self.path}: expected at least two classes; all examples are {', '.join(outputs)}")
         if not outputs:
             raise DataError(f"{self.path}: no example has a label")
