@@ -142,7 +142,7 @@ def test_a_changed_table_is_read_again(tmp_path):
         ("file,kind\n", {}, r"has columns file, kind; expected label and others.* task\.label_column=kind"),
         (table().replace(",y", ","), {}, r"labels\.csv, line 3: label is ''; expected a name"),
         (table(), {"target": "values"}, r"labels\.csv, line 2: label is 'x'; expected a finite number"),
-        (table(), {"target": "positions"}, "has audio files; target=positions needs a table or arrays"),
+        (table(), {"target": "positions"}, "files is for recordings or images; target=positions needs texts, tokens"),
         (None, {"target": "labels"}, r"files has no table of labels \(labels\.csv, .*, which target=labels needs"),
         (None, {}, r"0\.wav is not in a folder; expected CLASS/0\.wav, or a table labels\.csv with the columns"),
     ],

@@ -116,6 +116,7 @@ def test_texts_are_cut_with_their_end_and_images_are_not(tmp_path):
         ({"hop": 5}, "hop at most as many; got window=0 and hop=5"),
         ({"window": 4, "hop": 5}, "hop at most as many; got window=4 and hop=5"),
         ({"window": -1}, "window must be a number of positions"),
+        ({"window": 4.5}, "window must be a number of positions"),
         ({"window": 4, "length": 8}, "window sets the length of the examples: leave out length and cut"),
     ],
 )

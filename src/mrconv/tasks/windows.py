@@ -19,7 +19,7 @@ def window_starts(length: int, window: int, hop: int) -> np.ndarray:
 def mean_of_windows(outputs: Sequence[np.ndarray], starts: Sequence[int] | None = None) -> np.ndarray:
     """Return the mean of the outputs of windows; with `starts`, of outputs (positions, ...) at every position."""
     if starts is None:
-        return np.mean(outputs, 0, np.float64).astype(np.float32)
+        return np.asarray(np.mean(outputs, 0, np.float64), np.float32)
     length = max(start + len(each) for start, each in zip(starts, outputs, strict=True))
     total, counts = np.zeros((length, *outputs[0].shape[1:]), np.float32), np.zeros(length, np.float32)
     for start, each in zip(starts, outputs, strict=True):

@@ -69,10 +69,10 @@ def _with_classes(data: Prepared, trained: Preprocessor) -> Prepared:
 
 
 def _mapped(data: Prepared, array: str, function: Callable[[np.ndarray], np.ndarray]) -> Prepared:
-    splits = {
-        name: dataclasses.replace(split, **{array: function(np.asarray(getattr(split, array)))})
-        for name, split in data.splits.items()
-    }
+    splits = {}
+    for name, split in data.splits.items():
+        changes: dict[str, Any] = {array: function(np.asarray(getattr(split, array)))}
+        splits[name] = dataclasses.replace(split, **changes)
     return dataclasses.replace(data, splits=splits)
 
 

@@ -125,7 +125,7 @@ class CustomData(Task):
         check_choice("target", self.target, tuple(FORMATS))
         if self.length < 0:
             raise ValueError(f"length must be 0, for the longest, or more; got {self.length}")
-        if self.window < 0 or self.hop < 0 or self.hop > self.window:
+        if not (isinstance(self.window, int) and isinstance(self.hop, int) and 0 <= self.hop <= self.window):
             got = f"window={self.window} and hop={self.hop}"
             raise ValueError(f"window must be a number of positions, and hop at most as many; got {got}")
         if self.window and (self.length or self.cut):
@@ -175,8 +175,6 @@ class CustomData(Task):
             got = " and ".join(f"{kind} in {where}" for kind, where in kinds.items())
             raise DataError(f"{self.path}: expected examples of one kind; got {got}")
         (kind,) = kinds
-        if self.target == "positions" and kind in ("audio", "image"):
-            raise DataError(f"{self.path} has {kind} files; target=positions needs a table or arrays")
         if self.target == "values" and kind == "image" and not self.sequence:
             raise DataError(f"{self.path} has images: target=values needs sequence=true")
         if kind == "image":
@@ -267,6 +265,8 @@ class CustomData(Task):
 
     def _read_media(self, path: Path, count: ProgressCounter, common: LabelTable | None, alone: bool) -> Examples:
         """Return the recordings or images of a part, labelled by its own table, the common one, or its folders."""
+        if self.target == "positions":
+            raise DataError(f"{path} is for recordings or images; target=positions needs texts, tokens or values")
         source = None if self.labels else find_table(path)
         table = common if source is None else read_labels(source, self._columns)
         if table is None and self.target != "class":
