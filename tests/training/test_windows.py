@@ -95,6 +95,14 @@ def test_a_server_averages_the_windows(windowed):
     assert answer["probabilities"] == pytest.approx(expected.probabilities, rel=1e-4)
 
 
+def test_few_long_inputs_are_read_at_once(windowed):
+    run, data = windowed
+    predictor, read = mrconv.load(run), []
+    inputs = (read.append(each) or each for each in predictor.read(data / "a"))
+    next(predictor.predict_each(inputs, batch_size=6))
+    assert len(read) == 1  # of six windows
+
+
 def test_inputs_to_cut_have_a_limit(windowed, monkeypatch):
     monkeypatch.setattr(preprocessing, "MAX_LENGTH", 100)
     run, data = windowed

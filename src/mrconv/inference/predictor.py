@@ -176,18 +176,27 @@ class Predictor:
 
     def _run(self, inputs: Iterable[Input], batch_size: int) -> Iterator[tuple[Input, Examples, np.ndarray]]:
         """Yield each input, its preprocessed form and its probabilities; an error names the input."""
-        iterator = iter(inputs)
-        while batch := list(islice(iterator, batch_size)):
-            examples = [_named(each, self.raw_inputs.preprocess, each.raw) for each in batch]
-            windows = [self.windows(example) for example in examples]
-            flat = list(chain.from_iterable(windows))
+        for batch in self._batches(inputs, batch_size):
+            flat = [window for _, _, windows in batch for window in windows]
             results = chain.from_iterable(
                 self.probabilities(flat[i : i + batch_size]) for i in range(0, len(flat), batch_size)
             )
-            for each, example, some in zip(batch, examples, windows, strict=True):
-                probabilities = self.combine(example, list(islice(results, len(some))))
+            for each, example, windows in batch:
+                probabilities = self.combine(example, list(islice(results, len(windows))))
                 _named(each, check_finite, probabilities)
                 yield each, example, probabilities
+
+    def _batches(self, inputs: Iterable[Input], size: int) -> Iterator[list[tuple[Input, Examples, list[Examples]]]]:
+        """Yield inputs with their preprocessed form and its windows, as many as it takes for `size` windows."""
+        batch: list[tuple[Input, Examples, list[Examples]]] = []
+        for each in inputs:
+            example = _named(each, self.raw_inputs.preprocess, each.raw)
+            batch.append((each, example, self.windows(example)))
+            if sum(len(windows) for _, _, windows in batch) >= size:  # few long inputs are in memory at once
+                yield batch
+                batch = []
+        if batch:
+            yield batch
 
     def windows(self, example: Examples) -> list[Examples]:
         """Return a preprocessed input in windows, as the training data was cut; itself if it needs no windows."""
