@@ -46,7 +46,7 @@ def read_lines(path: TextFile) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of every line of a UTF-8 file, decompressed if its name ends in .xz."""
     number = 0
     try:
-        with lzma.open(path.open("rb")) if path.suffix == ".xz" else path.open("rb") as file:
+        with path.open("rb") as stored, lzma.open(stored) if path.suffix == ".xz" else stored as file:
             for number, line in enumerate(file, 1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield number, text.removesuffix("\n").removesuffix("\r")
