@@ -43,9 +43,11 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
 def _with_vocabulary(data: Prepared, trained: Preprocessor) -> Prepared:
     """Return tokens with the ids of a model's vocabulary, unless it lacks one of the symbols and <unk>."""
     known = trained.token_ids
-    if data.encoder != "tokens" or (UNKNOWN not in known and not set(data.vocabulary) <= set(known)):
+    if data.encoder != "tokens" or data.pair or data.vocabulary == trained.vocabulary:
         return data
-    ids = np.array([known.get(symbol, known.get(UNKNOWN, 0)) for symbol in data.vocabulary])
+    if UNKNOWN not in known and not set(data.vocabulary) <= set(known):
+        return data
+    ids = np.array([known.get(symbol, known.get(UNKNOWN, 0)) for symbol in data.vocabulary], np.int32)
     return dataclasses.replace(_mapped(data, "x", ids.__getitem__), vocabulary=trained.vocabulary)
 
 
