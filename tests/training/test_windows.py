@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mrconv
+from mrconv import SequenceLabeller, inference
 from mrconv.cli import main
 from mrconv.tasks import preprocessing
 from mrconv.tasks.windows import window_starts
@@ -16,6 +17,7 @@ from mrconv.training import loop
 from mrconv.training.composition import compose
 from mrconv.training.datamodule import prepare
 from mrconv.training.evaluation import measure_run
+from mrconv.training.outputs import mean_outputs
 
 from .miniature import small, train_without_figures
 
@@ -190,3 +192,24 @@ def test_exported_padded_recordings_equal_the_prediction(unequal, tmp_path):
     outputs = torch.export.load(path).module()(padded, torch.tensor([len(x) for x in xs]))
     expected = [list(p.probabilities.values()) for p in predictor.predict(files)]
     torch.testing.assert_close(outputs.softmax(-1), torch.tensor(expected), rtol=1e-3, atol=1e-5)
+
+
+def test_positions_in_overlapping_windows_are_averaged(tmp_path):
+    model = SequenceLabeller(n_classes=2, d_input=1, d_model=8, depth=1, l_max=8, bidirectional=True)
+    described = preprocessing.Preprocessor("values", 8, ("a", "b"), target="positions", lengths=True, hop=4)
+    inference.save(model, tmp_path, described)
+    predictor, x = mrconv.load(tmp_path), RNG.normal(size=13)
+    expected, counts = np.zeros((13, 2)), np.zeros((13, 1))
+    for start in (0, 4, 5):
+        expected[start : start + 8] += predictor.predict_proba(x[start : start + 8])
+        counts[start : start + 8] += 1
+    assert predictor.predict_proba(x) == pytest.approx(expected / counts, rel=1e-4)
+    assert len(predictor.predict(x).positions) == 13
+
+
+def test_means_of_outputs_are_means_of_probabilities():
+    outputs, members = torch.randn(5, 3), torch.tensor([1, 0, 1, 1, 0])
+    activations = {"class": lambda z: z.softmax(-1), "labels": torch.sigmoid, "values": lambda z: z}
+    for target, activated in activations.items():
+        expected = torch.stack([activated(outputs)[members == i].mean(0) for i in (0, 1)])
+        torch.testing.assert_close(activated(mean_outputs(outputs, members, target)), expected)
