@@ -68,7 +68,7 @@ def test_data_of_the_page_fits_its_commands():
                 assert f"\n{experiment.name}: test " in shown
             elif command.startswith("mrconv data "):
                 assert comparable(run_command(command)) == comparable(shown)
-    assert trained == ["tones", "reviews", "sensors", "orders", "bars", "images", "balanced", "walks"]
+    assert trained == ["tones", "reviews", "sensors", "orders", "bars", "images", "balanced", "long", "chords", "walks"]
 
 
 @pytest.mark.slow

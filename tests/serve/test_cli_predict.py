@@ -124,6 +124,12 @@ def test_invalid_inputs_are_reported_in_one_line(tmp_path, capsys, arguments, me
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
 
 
+def test_a_text_for_a_model_of_recordings_is_reported(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", str(save("audio", tmp_path)), "--text", "yes"])
+    assert "--text: the model takes audio, not text: give a FILE" in capsys.readouterr().err
+
+
 def test_files_may_follow_options(tmp_path, capsys):
     folder = save("audio", tmp_path / "model")
     for name in ("a.wav", "b.wav", "c.wav"):

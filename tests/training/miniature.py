@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from mrconv.tasks import Prepared, Split
-from mrconv.training import Experiment
+from mrconv.training import Experiment, loop
 from mrconv.training.trainer import make_trainer
 
 LENGTH = 128
@@ -71,6 +72,13 @@ def listops(**changes) -> Experiment:
     values = {"d_model": 8, "depth": 2, "kernel_size": 2, "batch_size": 10, "epochs": 3, "dropout": 0.1}
     values["precise_stats"] = 2
     return Experiment(task_options=sizes, accelerator="cpu", **(values | changes))
+
+
+def train_without_figures(experiment: Experiment, folder: Path) -> dict:
+    """Train for a fixture of a module, which cannot use the fixture without_figures."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "draw_run", lambda folder, result: None)
+        return loop.train(experiment, folder, quiet=True)
 
 
 class Stop(Callback):

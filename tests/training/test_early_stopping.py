@@ -58,6 +58,8 @@ def test_an_early_stop_is_recorded_and_final(tmp_path, only_the_first_epoch_is_g
     assert "best epoch 1, stopped early after 3 of 9 epochs" in capsys.readouterr().out
     complete = loop.train(experiment(tmp_path, "class", epochs=2, limit_train=1), tmp_path / "all", quiet=True)
     assert (complete["epochs_done"], "stopped_early" in complete) == (2, False)
+    at_the_end = experiment(tmp_path, "class", epochs=2, patience=1, limit_train=1)
+    assert "stopped_early" not in loop.train(at_the_end, tmp_path / "end", quiet=True)
 
 
 @pytest.mark.parametrize("killed", ["in the second epoch", "before the result"])

@@ -20,6 +20,8 @@ from .miniature import data as miniature
 from .miniature import listops, small
 from .test_targets import Y, experiment
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def measured(target, classes, *batches):
     """Return the metrics of batches of outputs and labels."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mrconv.tasks import Batch
-from mrconv.training import evaluation, loop, rundir
+from mrconv.training import evaluation, loop, outputs, rundir
 from mrconv.training.datamodule import TaskData
 from mrconv.training.module import Training, average_statistics, build_model, logits
 from mrconv.training.schedule import cosine_factor
@@ -177,7 +177,9 @@ def test_a_limit_of_evaluation_does_not_select_the_shortest_sequences(monkeypatc
         loader = TaskData(experiment, tiny).loader("val", False, cpu)
         assert len(loader) == len(batches)
         assert [batch.lengths.tolist() for batch in loader] == batches
-        monkeypatch.setattr(loop, "logits", lambda model, batch, rate: seen.append(batch) or logits(model, batch, rate))
+        monkeypatch.setattr(
+            outputs, "logits", lambda model, batch, rate: seen.append(batch) or logits(model, batch, rate)
+        )
         loop.score(build_model(experiment, tiny), tiny, experiment, cpu)
         assert [batch.lengths.tolist() for batch in seen] == batches
         seen.clear()

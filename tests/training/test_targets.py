@@ -19,7 +19,9 @@ from mrconv.training.evaluation import evaluate
 from mrconv.training.scores import SCORES
 from mrconv.training.targets import TARGETS
 
-from .miniature import small
+from .miniature import small, train_without_figures
+
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 LENGTH = 12
 RNG = np.random.default_rng(0)
@@ -46,7 +48,7 @@ def experiment(folder, target, **changes):
 def run(request, tmp_path_factory):
     """Return target, folder and result of a run."""
     folder = tmp_path_factory.mktemp(request.param)
-    return request.param, folder / "run", loop.train(experiment(folder, request.param), folder / "run", quiet=True)
+    return request.param, folder / "run", train_without_figures(experiment(folder, request.param), folder / "run")
 
 
 def test_recorded_scores_are_those_of_the_predictions(run, capsys):

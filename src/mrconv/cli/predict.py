@@ -59,6 +59,8 @@ def run(given: argparse.Namespace) -> None:
         raise CommandError(f"argument --out: {given.out.parent} is not a folder")
     with command_errors():
         predictor = inference.load(given.folder, usable_device(given.device))
+        if given.text and not predictor.preprocessor.vocabulary:
+            raise CommandError(f"--text: the model takes {predictor.preprocessor.kind}, not text: give a FILE")
         results = []
         with progress_bar("predicting") as progress:
             for result in predictor.predict_each(_inputs(given, predictor)):
@@ -72,7 +74,8 @@ def run(given: argparse.Namespace) -> None:
     if given.out is not None:
         with command_errors():
             write_table(given.out, results)
-        print(f"{len(results):,} predictions in {given.out}", file=sys.stderr if given.json else sys.stdout)
+        plural = "" if len(results) == 1 else "s"
+        print(f"{len(results):,} prediction{plural} in {given.out}", file=sys.stderr if given.json else sys.stdout)
     _print_summary(results)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,6 +20,7 @@ from ..tasks.input_files import Input, holds_several, read_inputs
 from ..tasks.preprocessing import INPUTS_FILE, ModelInput, Preprocessor, load_preprocessor
 from ..tasks.raw_inputs import Examples, RawInputs
 from ..tasks.vocabulary import SPECIAL
+from ..tasks.windows import mean_of_windows
 from ..vision.convnext import MRConvNeXt
 from .prediction import Prediction, activate, interpret
 from .stream import Stream, initial_state, max_positions
@@ -175,12 +176,42 @@ class Predictor:
 
     def _run(self, inputs: Iterable[Input], batch_size: int) -> Iterator[tuple[Input, Examples, np.ndarray]]:
         """Yield each input, its preprocessed form and its probabilities; an error names the input."""
-        iterator = iter(inputs)
-        while batch := list(islice(iterator, batch_size)):
-            examples = [_named(each, self.raw_inputs.preprocess, each.raw) for each in batch]
-            for each, example, probabilities in zip(batch, examples, self.probabilities(examples), strict=True):
+        for batch in self._batches(inputs, batch_size):
+            flat = [window for _, _, windows in batch for window in windows]
+            results = chain.from_iterable(
+                self.probabilities(flat[i : i + batch_size]) for i in range(0, len(flat), batch_size)
+            )
+            for each, example, windows in batch:
+                probabilities = self.combine(example, list(islice(results, len(windows))))
                 _named(each, check_finite, probabilities)
                 yield each, example, probabilities
+
+    def _batches(self, inputs: Iterable[Input], size: int) -> Iterator[list[tuple[Input, Examples, list[Examples]]]]:
+        """Yield inputs with their preprocessed form and its windows, as many as it takes for `size` windows."""
+        batch: list[tuple[Input, Examples, list[Examples]]] = []
+        for each in inputs:
+            example = _named(each, self.raw_inputs.preprocess, each.raw)
+            batch.append((each, example, self.windows(example)))
+            if sum(len(windows) for _, _, windows in batch) >= size:  # few long inputs are in memory at once
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def windows(self, example: Examples) -> list[Examples]:
+        """Return a preprocessed input in windows, as the training data was cut; itself if it needs no windows."""
+        starts = self.preprocessor.window_starts(len(example[0].x)).tolist()
+        if len(starts) == 1:
+            return [example]
+        (whole,), n = example, self.preprocessor.length
+        return [(ModelInput(whole.x[i : i + n], positions=min(n, whole.positions - i)),) for i in starts]
+
+    def combine(self, example: Examples, results: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the mean of the probabilities, or values, of the windows of a preprocessed input."""
+        if len(results) == 1:
+            return results[0]
+        starts = self.preprocessor.window_starts(len(example[0].x)).tolist()
+        return mean_of_windows(results, starts if self.target == "positions" else None)
 
     @torch.inference_mode()
     def probabilities(self, examples: Sequence[Examples]) -> list[np.ndarray]:
@@ -200,15 +231,15 @@ class Predictor:
         return results
 
     def _batch(self, xs: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
-        """Return sequences as one padded tensor, and their lengths; None for values, which are equally long."""
-        if not self.preprocessor.vocabulary:
+        """Return sequences as one padded tensor, and their lengths; None for values that are equally long."""
+        if not self.preprocessor.vocabulary and len({len(x) for x in xs}) == 1:
             x = torch.from_numpy(np.stack(xs)).to(self.device, self.dtype)
             if isinstance(self.model, MRConvNeXt):
                 x = x.unflatten(1, (self.preprocessor.height, self.preprocessor.width)).permute(0, 3, 1, 2)
             return x, None
         lengths = torch.tensor([len(x) for x in xs])
-        padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in xs], batch_first=True)
-        return padded.to(self.device), lengths.to(self.device)
+        padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in xs], batch_first=True).to(self.device)
+        return padded.to(self.dtype) if padded.is_floating_point() else padded, lengths.to(self.device)
 
     def prediction(self, example: Examples, probabilities: np.ndarray) -> Prediction:
         """Return a preprocessed input's probabilities as a prediction."""

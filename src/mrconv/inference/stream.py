@@ -24,7 +24,8 @@ class Stream:
     """A sequence that arrives in chunks of any length. `Predictor.stream` creates one.
 
     The prediction after a chunk is that of the model for the positions so far, and the prediction at the end is that of
-    `Predictor.predict` for the whole sequence. Of a classifier of positions, it is the class of the latest position.
+    `Predictor.predict` for the whole sequence, unless `predict` cuts it into windows. Of a classifier of positions, it
+    is the class of the latest position.
 
     Attributes:
         position: number of positions so far.
@@ -77,7 +78,7 @@ class Stream:
         """
         if self.position == 0:
             raise DataError("the sequence is empty: send at least one position before the end")
-        if self.predictor.target == "positions":
+        if self.predictor.target == "positions" or self.preprocessor.lengths:
             return []
         if self.preprocessor.vocabulary:
             return self._cut(np.array(self.preprocessor.end_tokens, np.int64))

@@ -98,7 +98,10 @@ def create_app(predictor: Predictor, options: Options) -> FastAPI:
                 content = await read_body(request, options)
                 async with asyncio.timeout(options.timeout):
                     examples = await asyncio.to_thread(parse_body, predictor, content, media_type)
-                    return predictor.prediction(examples, await batcher.submit(examples))
+                    windows, results = predictor.windows(examples), list[np.ndarray]()
+                    for i in range(0, len(windows), options.batch):  # other requests run between these batches
+                        results += await asyncio.gather(*map(batcher.submit, windows[i : i + options.batch]))
+                    return predictor.prediction(examples, predictor.combine(examples, results))
         except UnsupportedMediaType as error:
             raise http_error(415, str(error)) from None
         except DataError as error:

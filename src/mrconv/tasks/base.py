@@ -18,6 +18,7 @@ from .cache import (
     DAMAGED_CACHE,
     REMOVE_CACHE,
     Built,
+    bounds,
     build_once,
     cache_key,
     check_split,
@@ -27,6 +28,8 @@ from .cache import (
 )
 from .download import Remote, download
 from .errors import DataError, MissingData
+from .normalisation import normalisation
+from .packing import pack, pad
 from .progress_callback import Progress, no_progress
 from .reading import MAX_FILE_MIB, limited, reading
 
@@ -39,9 +42,10 @@ class Split:
         name: name of the split.
         x: examples (n, ...); sequences of different lengths are concatenated, bounded by `offsets`.
         y: classes (n,); for other targets 0 and 1 (n, classes), values (n, values) or classes of positions (n, length).
-        offsets: boundaries (n + 1,) of the sequences in `x`.
+        offsets: boundaries (n + 1,) of the sequences in `x`, or the start and stop of each, (n, 2), if they overlap.
         x2, offsets2: the second sequences of pairs.
         names: names of custom examples (n,) in their files, as UTF-8.
+        origins: for windows, the number (n,) of the sequence that each was cut from.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Split:
     x2: np.ndarray | None = None
     offsets2: np.ndarray | None = None
     names: np.ndarray | None = None
+    origins: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -60,12 +65,22 @@ class Split:
         """Length of every example; for a pair, the length of the longer sequence."""
         if self.offsets is None:
             return np.full(len(self), self.x.shape[1] if self.x.ndim > 1 else 1)
-        lengths = np.diff(self.offsets)
+        starts, stops = bounds(self.offsets)
+        lengths = stops - starts
         return lengths if self.offsets2 is None else np.maximum(lengths, np.diff(self.offsets2))
 
     def example(self, i: int) -> np.ndarray:
         """Return example i as stored; for a pair, its first sequence."""
-        return self.x[i] if self.offsets is None else self.x[self.offsets[i] : self.offsets[i + 1]]
+        if self.offsets is None:
+            return self.x[i]
+        starts, stops = bounds(self.offsets)
+        return self.x[starts[i] : stops[i]]
+
+    def padded(self, length: int) -> np.ndarray:
+        """Return sequences (n, length, ...) padded with zeros."""
+        if self.offsets is not None:
+            return pad(self.x, *bounds(self.offsets), length)
+        return np.pad(self.x, ((0, 0), (0, length - self.x.shape[1]), *[(0, 0)] * (self.x.ndim - 2)))
 
     def second(self, i: int) -> np.ndarray:
         """Return the second sequence of pair i as stored."""
@@ -136,14 +151,34 @@ class Prepared:
             raise ValueError(f"{self.name} has no sampling rate: its examples are {self.encoder}")
         splits = {}
         for name, split in self.splits.items():
+            x: dict[str, Any] = {"x": split.x[:, ::step]}
+            if split.offsets is not None:
+                x = pack([split.example(i)[::step] for i in range(len(split))], split.x.dtype)
             y = split.y[:, ::step] if self.target == "positions" else split.y
-            splits[name] = dataclasses.replace(split, x=split.x[:, ::step], y=y)
+            splits[name] = dataclasses.replace(split, y=y, **x)
         scale, shift = (z[::step] if isinstance(z, np.ndarray) and z.ndim == 2 else z for z in (self.scale, self.shift))
         facts = {name: z for name, z in self.facts.items() if name not in ("height", "width")}  # no longer an image
         if "sample_rate" in facts:
             facts |= {"sample_rate": facts["sample_rate"] / step, "step": step * facts.get("step", 1)}
+        if "hop" in facts:
+            facts["hop"] = max(1, round(facts["hop"] / step))
         length = -(-self.length // step)
         return dataclasses.replace(self, splits=splits, length=length, scale=scale, shift=shift, facts=facts)
+
+    def without_lengths(self) -> Prepared:
+        """Return values padded with zeros to one length, normalised with the zeros.
+
+        This is the data of models that were trained without lengths.
+        """
+        if not self.facts.get("lengths"):
+            return self
+        splits = {
+            name: dataclasses.replace(split, x=split.padded(self.length), offsets=None)
+            for name, split in self.splits.items()
+        }
+        scale, shift = normalisation(splits["train"].x)
+        facts = {name: z for name, z in self.facts.items() if name != "lengths"}
+        return dataclasses.replace(self, splits=splits, scale=scale, shift=shift, facts=facts)
 
 
 @dataclass(frozen=True)
@@ -166,6 +201,8 @@ class Task(ABC):
     file_mib: ClassVar[int] = MAX_FILE_MIB
     """What the task's files need, in MiB."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
+    version: ClassVar[int] = 1
+    """A larger number rebuilds caches, because `build` returns other arrays than before."""
     layout: ClassVar[str] = ""
     """The expected files and where to get them; ends the error message if files are missing."""
 
@@ -218,7 +255,8 @@ class Task(ABC):
             if is_complete(self.unpacked_folder()):
                 return self.unpacked_folder()
             raise
-        return self.cache_root() / f"{self.name}-{cache_key([self.name, self.options(), sources])}"
+        version = [self.version] if self.version > 1 else []
+        return self.cache_root() / f"{self.name}-{cache_key([self.name, self.options(), sources, *version])}"
 
     def unpacked_folder(self) -> Path:
         """Return the folder of arrays that were prepared on another machine with the same options."""

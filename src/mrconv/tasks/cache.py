@@ -153,7 +153,7 @@ def check_split(
     if len(y) == 0:
         raise error(f"{where}: the {split} split has no example")
     for x, offsets in ((arrays["x"], arrays.get("offsets")), (arrays.get("x2"), arrays.get("offsets2"))):
-        examples = len(offsets) - 1 if offsets is not None else len(y if x is None else x)
+        examples = len(bounds(offsets)[0]) if offsets is not None else len(y if x is None else x)
         if examples != len(y):
             raise error(f"{where}: the {split} split has {examples} examples and {len(y)} labels")
         if offsets is not None and (x is None or not _are_boundaries(offsets, len(x))):
@@ -164,5 +164,12 @@ def check_split(
         raise error(f"{where}: example {i} of {split} has label {y[i]}; expected 0 .. {classes - 1}")
 
 
-def _are_boundaries(offsets: np.ndarray, stop: int) -> bool:
-    return bool(offsets[0] == 0 and offsets[-1] == stop and (offsets[:-1] <= offsets[1:]).all())
+def bounds(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the start and stop of every sequence for `Split.offsets`."""
+    return (offsets[:-1], offsets[1:]) if offsets.ndim == 1 else (offsets[:, 0], offsets[:, 1])
+
+
+def _are_boundaries(offsets: np.ndarray, length: int) -> bool:
+    starts, stops = bounds(offsets)
+    whole = offsets.ndim == 2 or (offsets[0] == 0 and offsets[-1] == length)
+    return bool(whole and starts.min() >= 0 and stops.max() <= length and (starts <= stops).all())

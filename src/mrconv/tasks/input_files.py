@@ -19,6 +19,7 @@ from .custom.file_readers import (
     suffix,
     visible,
 )
+from .custom.label_tables import find_table, read_labels
 from .custom.labels import FORMATS
 from .errors import DataError
 from .preprocessing import Preprocessor
@@ -41,8 +42,8 @@ def read_inputs(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
     """Yield the inputs of a file or folder.
 
     - a table (`.csv`, `.tsv`, `.jsonl`, `.jsonl.xz`, `.npz`) as `task=folder` takes it; labels may be missing;
-    - a folder or archive of recordings, images or texts (`.txt`), in subfolders or not; a folder named after a class is
-      the label;
+    - a folder or archive of recordings, images or texts (`.txt`), in subfolders or not; labels come from a table
+      (labels.csv, labels.tsv, labels.jsonl) in it, or else from folders named after a class;
     - a folder of tables, for example train.csv and test.csv;
     - any other file: one input.
     """
@@ -62,9 +63,12 @@ def _from_folder(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
     if preprocessor.vocabulary:
         suffixes = [".txt"]
     found = False
+    source = None if preprocessor.vocabulary else find_table(path)
+    known = None if source is None else read_labels(source, _columns(preprocessor))
     for name, raw in _files(path, suffixes):
         found = True
-        yield Input(f"{path / name}" if path.is_dir() else f"{path}: {name}", raw, _label(name, preprocessor.classes))
+        label = _label(name, preprocessor) if known is None else _text(known.label(name), preprocessor)
+        yield Input(f"{path / name}" if path.is_dir() else f"{path}: {name}", raw, label)
     if found:
         return
     tables = sorted(p for p in path.iterdir() if p.is_file() and suffix(p) in TABLES) if path.is_dir() else []
@@ -86,14 +90,28 @@ def _files(path: Path, suffixes: Collection[str]) -> Iterator[tuple[str, Any]]:
             yield name, file
 
 
-def _label(name: str, classes: Collection[str]) -> str | None:
+def _label(name: str, preprocessor: Preprocessor) -> str | None:
     """Return the class among the folders of a file, the innermost first."""
+    classes = preprocessor.classes if preprocessor.target == "class" else ()
     return next((part for part in reversed(PurePosixPath(name).parts[:-1]) if part in classes), None)
+
+
+def _text(label: Any, preprocessor: Preprocessor) -> str | None:
+    """Return a label as text, in the form of a prediction."""
+    if label is not None and preprocessor.target == "labels":
+        order = {name: i for i, name in enumerate(preprocessor.classes)}
+        label = sorted(label, key=lambda name: order.get(name, len(order)))
+    return None if label is None else FORMATS[preprocessor.target].text(label)
+
+
+def _columns(preprocessor: Preprocessor) -> Columns:
+    p = preprocessor
+    return Columns(p.label_column, p.text_column, False, bool(p.vocabulary), p.target, p.group_column)
 
 
 def _from_table(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
     p = preprocessor
-    columns = Columns(p.label_column, p.text_column, False, bool(p.vocabulary), p.target, p.group_column)
+    columns = _columns(p)
     parts: Mapping[str, Examples]
     if suffix(path) == ".npz":
         parts = read_npz(path, labelled=False, target=p.target)
@@ -103,5 +121,4 @@ def _from_table(path: Path, preprocessor: Preprocessor) -> Iterator[Input]:
         parts = {"all": read_jsonl(path, columns)}
     for examples in parts.values():
         for i, raw in enumerate(examples.x):
-            label = examples.labels[i]
-            yield Input(examples.describe(i), raw, None if label is None else FORMATS[p.target].text(label))
+            yield Input(examples.describe(i), raw, _text(examples.labels[i], p))

@@ -1,4 +1,4 @@
-"""Packing of sequences of different lengths into one array, and random splits."""
+"""Packing of sequences of different lengths into one array, their padding, and random splits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ SPLIT_SEED = 42
 
 
 def pack(sequences: Sequence[np.ndarray], dtype: np.dtype | type) -> Arrays:
-    """Return the sequences concatenated as `x`, and their boundaries as `offsets` (n + 1,)."""
+    """Return the sequences (length, ...) concatenated as `x`, and their boundaries as `offsets` (n + 1,)."""
     offsets = np.zeros(len(sequences) + 1, np.int64)
     np.cumsum([len(sequence) for sequence in sequences], out=offsets[1:])
-    x = np.empty(offsets[-1], dtype)
+    x = np.empty((offsets[-1], *(sequences[0].shape[1:] if sequences else ())), dtype)
     for sequence, start in zip(sequences, offsets, strict=False):
         x[start : start + len(sequence)] = sequence
     return {"x": x, "offsets": offsets}
+
+
+def pad(x: np.ndarray, starts: np.ndarray, stops: np.ndarray, length: int) -> np.ndarray:
+    """Return the sequences x[start:stop] padded with zeros to a length."""
+    out = np.zeros((len(starts), length, *x.shape[1:]), x.dtype)
+    for sequence, start, stop in zip(out, starts, stops, strict=True):
+        sequence[: stop - start] = x[start:stop]
+    return out
 
 
 def train_val_test(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> dict[str, Arrays]:

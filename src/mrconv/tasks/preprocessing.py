@@ -26,10 +26,12 @@ from .errors import DataError
 from .image_files import decode_image, fit_image
 from .imagenet import MEAN, STD
 from .vocabulary import END, SPECIAL, UNKNOWN, is_characters
+from .windows import window_starts
 
 INPUTS_FILE = "inputs.json"
 KINDS = ("text", "tokens", "values", "audio", "image")
 MAX_PIXELS = 2**25  # limit for an image before resizing
+MAX_LENGTH = 2**26  # limit for an input that is cut into windows: 70 minutes at 16,000 samples a second
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Preprocessor:
     Args:
         kind: "text" (tokens are characters), "tokens" (other symbols), "values" (length, channels), "audio" (values
             that are 16-bit samples) or "image" (values that are pixels, in raster order).
-        length: maximum length of a sequence; shorter values are padded with zeros to it.
+        length: maximum length of a sequence.
         classes: names of the classes, or of the values that the model predicts; empty for a language model.
         vocabulary: symbols by token id; empty for values.
         channels: channels of values.
@@ -63,6 +65,9 @@ class Preprocessor:
         scale, shift: normalisation of values.
         label_column, text_column, group_column: column names of the tables that inputs are read from.
         target: what the model predicts: "class", "labels", "values" or "positions".
+        lengths: whether the model was trained with the lengths of values; else shorter values are padded with zeros.
+        hop: cut longer sequences into windows of `length` that start every `hop` positions; 0 keeps the first `length`
+            positions only.
     """
 
     kind: str
@@ -80,11 +85,15 @@ class Preprocessor:
     text_column: str = "text"
     group_column: str = ""
     target: str = "class"
+    lengths: bool = False
+    hop: int = 0
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
         check_choice("target", self.target, tuple(FORMATS))
         check_positive_int(length=self.length, channels=self.channels, step=self.step)
+        if self.hop:
+            check_positive_int(hop=self.hop)
         for name in ("classes", "vocabulary"):
             names = getattr(self, name)
             strings = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
@@ -117,8 +126,8 @@ class Preprocessor:
     @classmethod
     def from_data(cls, data: Prepared) -> Self:
         """Return the preprocessor of a task's data."""
-        names = ("sample_rate", "step", "height", "width", "label_column", "text_column", "group_column")
-        facts: dict[str, Any] = {name: data.facts[name] for name in names if name in data.facts}
+        names = ("sample_rate", "step", "height", "width", "label_column", "text_column", "group_column", "lengths")
+        facts: dict[str, Any] = {name: data.facts[name] for name in (*names, "hop") if name in data.facts}
         if data.encoder == "image":
             facts["height"], facts["width"] = data.image_size
         kind = "image" if "height" in facts else "audio" if "sample_rate" in facts else "values"
@@ -177,6 +186,8 @@ class Preprocessor:
         sample_rate, step = self.sample_rate and self.sample_rate * rate, max(1, round(1 / rate))
         if self.sample_rate and abs(step * rate - 1) < 1e-6:  # decimate as `Prepared.decimated`; else resample
             changes["step"] = self.step * step
+        if self.hop:
+            changes["hop"] = max(1, round(self.hop * rate))
         return dataclasses.replace(
             self, kind=kind, length=length, sample_rate=sample_rate, height=None, width=None, **changes
         )
@@ -265,34 +276,49 @@ class Preprocessor:
         return self.from_symbols(self.split_symbols(text))
 
     def from_symbols(self, symbols: Sequence[Any]) -> ModelInput:
-        """Preprocess a sequence of symbols as in training: cut to the length, which includes <eos>."""
+        """Preprocess a sequence of symbols as in training: cut to `max_length`, which includes <eos>."""
         if not symbols:
             raise DataError("expected at least one symbol; got none")
-        room = self.length - len(self.end_tokens)
+        room = self.max_length - len(self.end_tokens)
         notes = [] if len(symbols) <= room else [f"only the first {room:,} of {len(symbols):,} symbols were used"]
         ids = self.encode_symbols(symbols[:room])
         x = np.append(ids, self.end_tokens).astype(np.int64)
+        notes += self._window_notes(len(x))
         return ModelInput(x, notes + unknown_symbol_notes(self.count_unknown(ids)), len(ids))
 
     def from_values(self, values: Any) -> ModelInput:
-        """Preprocess numbers as in training: cut to the length or padded with zeros, then normalised."""
+        """Preprocess numbers as in training: cut to `max_length` or, without `lengths`, padded; then normalised."""
         x = self.check_values(values)
-        n, notes = len(x), []
+        n, notes = len(x), self._window_notes(len(x))
         if self.kind == "image" and n != self.length:
             raise DataError(f"an image has {self.length:,} pixels, {self.height} x {self.width}; got {n:,}")
-        if n > self.length:
-            notes = [f"only the first {self.length:,} of {n:,} values were used"]
-        elif n < self.length:
-            notes = [f"{n:,} values were padded with {self.length - n:,} zeros"]
-        x = np.pad(x[: self.length], ((0, max(0, self.length - n)), (0, 0)))
-        return ModelInput(self.normalise(x), notes, min(n, self.length))
+        if n > self.max_length:
+            notes += [f"only the first {self.max_length:,} of {n:,} values were used"]
+            x = x[: self.max_length]
+        elif n < self.length and not self.lengths:
+            notes += [f"{n:,} values were padded with {self.length - n:,} zeros"]
+            x = np.pad(x, ((0, self.length - n), (0, 0)))
+        return ModelInput(self.normalise(x), notes, min(n, self.max_length))
+
+    @property
+    def max_length(self) -> int:
+        """Largest length of an input, which windows may cover."""
+        return MAX_LENGTH if self.hop else self.length
+
+    def window_starts(self, length: int) -> np.ndarray:
+        """Return the first positions of the windows of an input of this length, cut as in training."""
+        return window_starts(length, self.length, self.hop) if self.hop else np.zeros(1, int)
+
+    def _window_notes(self, length: int) -> list[str]:
+        windows = len(self.window_starts(min(length, self.max_length)))
+        return [f"the mean of {windows:,} windows of {self.length:,} positions"] if windows > 1 else []
 
     def from_audio(self, content: bytes) -> ModelInput:
-        """Preprocess a recording in any format that libsndfile reads: resampled, decimated, cut or padded."""
+        """Preprocess a recording in any format that libsndfile reads: resampled and decimated, then as values."""
         self.check_kind("audio")
         assert self.sample_rate
         rate = round(self.sample_rate * self.step)  # sampling rate of the training recordings
-        samples, notes = read_audio(content, "the recording", rate, self.length * self.step)
+        samples, notes = read_audio(content, "the recording", rate, self.max_length * self.step)
         result = self.from_values(samples[:: self.step])
         return ModelInput(result.x, notes + result.notes, result.positions)
 

@@ -36,7 +36,9 @@ def summary(data: Prepared) -> str:
         lines.append(f"changed: {changes}")
     lines.append("")
     unit = "characters" if data.encoder == "text" else "examples"
-    lines += [f"{name:8s} {len(split):>9,} {unit}" for name, split in data.splits.items()]
+    for name, split in data.splits.items():
+        windows = "" if split.origins is None else f", windows of {len(np.unique(split.origins)):,} sequences"
+        lines.append(f"{name:8s} {len(split):>9,} {unit}{windows}")
     first = next(iter(data.splits.values()))
     if data.target == "values":
         lines += ["", f"values of {first.name}", *_describe_values(data, first)]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from . import packing
+from .cache import bounds
 from .loaders import Batch, BatchLoader, Normaliser, label_tensor
 
 UNPACK_EXAMPLES = 4096  # examples padded on the host at a time
@@ -39,14 +41,13 @@ class ResidentLoader(BatchLoader):
         """Pad the examples and move them to the device."""
         if offsets is None:
             return _Resident(torch.from_numpy(np.array(x)).to(self.device))
-        lengths = np.diff(offsets)
-        width = int(lengths.max())
-        out = torch.zeros(len(lengths), width, dtype=torch.from_numpy(x[:0].copy()).dtype, device=self.device)
+        starts, stops = bounds(offsets)
+        lengths = stops - starts
+        shape, dtype = (len(lengths), int(lengths.max()), *x.shape[1:]), torch.from_numpy(x[:0].copy()).dtype
+        out = torch.empty(shape, dtype=dtype, device=self.device)
         for i in range(0, len(lengths), UNPACK_EXAMPLES):
-            some = lengths[i : i + UNPACK_EXAMPLES]
-            padded = np.zeros((len(some), width), x.dtype)
-            padded[np.arange(width) < some[:, None]] = x[offsets[i] : offsets[i + len(some)]]
-            out[i : i + len(some)] = torch.from_numpy(padded)
+            some = slice(i, i + UNPACK_EXAMPLES)
+            out[some] = torch.from_numpy(packing.pad(x, starts[some], stops[some], shape[1]))
         return _Resident(out, lengths, torch.from_numpy(lengths).to(self.device))
 
     def _load(self, batches: Sequence[np.ndarray]) -> Iterator[Batch]:
@@ -67,5 +68,6 @@ class ResidentLoader(BatchLoader):
         if resident.host_lengths is None or resident.lengths is None:
             return self.normalise(x), None
         width = self.padded_length(int(resident.host_lengths[batch].max()))
-        x = x[:, :width] if width <= x.shape[1] else pad(x, (0, width - x.shape[1]))
-        return x.long(), resident.lengths.index_select(0, index)
+        if width > x.shape[1]:
+            x = pad(x, (0, 0) * (x.ndim - 2) + (0, width - x.shape[1]))
+        return self.normalise(x[:, :width]), resident.lengths.index_select(0, index)

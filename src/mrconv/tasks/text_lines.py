@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Collection, Iterator
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .errors import DataError
 from .reading import OPENERS, Expansion, check_size, check_text, describe, max_file_bytes, open_file, reading
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+@dataclass(frozen=True)
+class ArchivedFile:
+    """A text file in an archive, in place of a path."""
+
+    archive: Path
+    member: str
+    content: bytes
+
+    @property
+    def name(self) -> str:
+        """The name without folders."""
+        return PurePosixPath(self.member).name
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name."""
+        return PurePosixPath(self.member).suffix
+
+    def open(self, mode: str) -> io.BytesIO:
+        """Return the content as a file."""
+        return io.BytesIO(self.content)
+
+    def __str__(self) -> str:
+        return f"{self.archive}: {self.member}"
+
+
+TextFile = Path | ArchivedFile
+
+
+def read_lines(path: TextFile) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of every line of a UTF-8 file, decompressed if its name ends in .xz."""
     number, most = 0, max_file_bytes()
-    with reading(path), open_file(path) as file:
-        expansion = Expansion(path) if path.suffix in OPENERS else None
+    with reading(path), path.open("rb") if isinstance(path, ArchivedFile) else open_file(path) as file:
+        expansion = Expansion(path) if isinstance(path, Path) and path.suffix in OPENERS else None
         while line := file.readline(most + 1):
             number += 1
             check_size(f"{path}, line {number},", len(line))
@@ -30,7 +61,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_json_lines(
-    path: Path, *fields: str, optional: Collection[str] = (), hint: str = ""
+    path: TextFile, *fields: str, optional: Collection[str] = (), hint: str = ""
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield line number and these fields of every object in a file with one JSON object per line.
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .base import Prepared
+from .cache import bounds
 from .errors import DataError
 from .imagenet import Augmentation, ImageFiles
 from .loaders import Batch, BatchLoader, Normaliser, label_tensor
+from .packing import pad
 
 
 class _ArrayBatches(Dataset[Batch]):
@@ -33,19 +35,17 @@ class _ArrayBatches(Dataset[Batch]):
         y = self.labels[torch.from_numpy(local)]
         if split.offsets is None:
             x = torch.from_numpy(np.ascontiguousarray(split.x[local]))
-            return Batch(self.normalise(x), y)
+            return Batch(self.normalise(x), self.cut_labels(y, x))
         x, lengths = self._pad(split.x, split.offsets, local, batch)
         if split.x2 is None or split.offsets2 is None:
             return Batch(x, self.cut_labels(y, x), lengths)
         return Batch(x, y, lengths, *self._pad(split.x2, split.offsets2, local, batch))
 
     def _pad(self, x: np.ndarray, offsets: np.ndarray, local: np.ndarray, batch: np.ndarray) -> tuple[Tensor, Tensor]:
-        starts, stops = offsets[local], offsets[local + 1]
-        lengths, longest = stops - starts, (offsets[batch + 1] - offsets[batch]).max()
-        out = np.zeros((len(local), self.padded_length(int(longest))), np.int64)
-        for sequence, start, stop in zip(out, starts, stops, strict=True):
-            sequence[: stop - start] = x[start:stop]
-        return torch.from_numpy(out), torch.from_numpy(lengths)
+        starts, stops = bounds(offsets)
+        length = self.padded_length(int((stops[batch] - starts[batch]).max()))
+        starts, stops = starts[local], stops[local]
+        return self.normalise(torch.from_numpy(pad(x, starts, stops, length))), torch.from_numpy(stops - starts)
 
 
 class _ImageFileBatches(Dataset[Batch]):

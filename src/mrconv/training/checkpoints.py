@@ -203,19 +203,29 @@ class Checkpoints(Callback):
 def data_summary(data: Prepared) -> dict[str, Any]:
     """Return the properties of data that must not change when a run resumes."""
     examples = {name: len(split) for name, split in data.splits.items()}
-    return {"examples": examples, "classes": list(data.classes), "vocabulary": list(data.vocabulary)}
+    lengths = bool(data.facts.get("lengths"))
+    return {
+        "examples": examples,
+        "classes": list(data.classes),
+        "vocabulary": list(data.vocabulary),
+        "lengths": lengths,
+    }
 
 
-def check_same_data(checkpoint: Path, data: Prepared) -> None:
-    """Reject data that differs from the data of a checkpoint."""
+def data_of_checkpoint(checkpoint: Path, data: Prepared) -> Prepared:
+    """Return data as a checkpoint was trained on it, with or without lengths of values; reject data that differs."""
     state = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["mrconv"]
+    summary = state.get("data", {})
+    if not summary.get("lengths"):
+        data = data.without_lengths()
     current = data_summary(data)
-    for name, saved in state.get("data", current).items():
+    for name, saved in summary.items():
         if saved != current[name]:
             change = f"{name} were {saved!s:.200} and are {current[name]!s:.200}"
             raise ValueError(
                 f"{checkpoint} was trained on other data: {change}; give another name or out to train on this data"
             )
+    return data
 
 
 def write_csv(path: Path, rows: list[dict[str, float]]) -> None:

@@ -181,7 +181,7 @@ class TaskData(pl.LightningDataModule):
             return False
         size = examples.x.nbytes
         if examples.offsets is not None:
-            size = len(examples) * int(examples.lengths.max()) * examples.x.itemsize
+            size = len(examples) * int(examples.lengths.max()) * examples.x[:1].nbytes
         return size < RESIDENT_FRACTION * torch.cuda.get_device_properties(device).total_memory
 
     def _loader(self, split: str, train: bool) -> BatchLoader:

@@ -15,15 +15,15 @@ from mrconv.hub import MERGED, MODEL, Model
 from mrconv.inference import load_model
 from mrconv.kernels import resampled
 from mrconv.mixers import Mixer
-from mrconv.tasks import Prepared
-from mrconv.tasks.preprocessing import Preprocessor, load_preprocessor
+from mrconv.tasks.preprocessing import load_preprocessor
 from mrconv.tasks.progress_callback import Progress, no_progress
 
 from .composition import compose, hydra_overrides
 from .datamodule import prepare
 from .experiment import Experiment
-from .loop import check_options
+from .loop import ALL, check_options
 from .measurement import Measurement, measure
+from .other_data import as_trained, undrawn
 from .plugin_records import check_registered
 from .rundir import read_run
 from .scores import SCORES
@@ -47,6 +47,9 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     changes = {name: getattr(changed, name) for name in names}
     if "task_options" in changes:
         changes["task_options"] = experiment.task_options | changes["task_options"]
+    if "data" in changes and experiment.task == "folder":
+        options = changes.get("task_options", experiment.task_options)
+        changes["task_options"] = undrawn(options, list(changed.task_options))
     return dataclasses.replace(experiment, **changes)
 
 
@@ -72,8 +75,8 @@ def measure_run(
     """Return the metrics and predictions of a run.
 
     At another rate or image size, the kernels are resampled and merged again. A run may have no merged model, which can
-    be much larger than the trained one; the trained model is then merged first. All examples are scored, unless the
-    settings limit them.
+    be much larger than the trained one; the trained model is then merged first. All examples of validation and test are
+    scored, unless the settings limit them; of other custom data without given splits, all examples.
     """
     trained = dataclasses.replace(read_run(folder), limit_eval=0)
     experiment = with_settings(trained, settings)
@@ -81,10 +84,14 @@ def measure_run(
     check_options(experiment)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data, preprocessor = prepare(experiment, progress), load_preprocessor(folder / MODEL)
+    if not {"val", "test"} & set(data.splits):  # other data, of which all is scored
+        data = dataclasses.replace(
+            data, splits={**data.splits, ALL: dataclasses.replace(data.splits["train"], name=ALL)}
+        )
     rate = experiment.rate / trained.rate
     if preprocessor is not None:
         preprocessor = preprocessor if rate == 1 else preprocessor.at_rate(rate)
-        data = normalised_as_trained(data, preprocessor, f"the model in {folder}")
+        data = as_trained(data, preprocessor, f"the model in {folder}")
     if rate == 1 and merged and (folder / MERGED).exists():
         model = load_model(folder / MERGED)
     else:
@@ -96,32 +103,6 @@ def measure_run(
     if merged and isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
     return measure(model.to(target), data, experiment, target, None if merged else rate, progress)
-
-
-def normalised_as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
-    """Return data with the normalisation of a model's training data; reject data of another kind."""
-    current = Preprocessor.from_data(data)
-    if trained.vocabulary != current.vocabulary:
-        raise ValueError(
-            f"the vocabulary of the data, {len(current.vocabulary)} symbols, differs from that of {model}, "
-            f"{len(trained.vocabulary)} symbols"
-        )
-    for name in ("kind", "channels", "sample_rate", "target", "classes"):
-        expected, actual = _as_text(trained, name), _as_text(current, name)
-        if expected != actual:
-            raise ValueError(f"{name.replace('_', ' ')} of the data: {actual:.200}; of {model}: {expected:.200}")
-    by_position = trained.scale.ndim == 2 and len(trained.scale) > 1  # such a normalisation is part of the task
-    if current.vocabulary or data.facts.get("files") or by_position:
-        return data
-    return dataclasses.replace(data, scale=trained.scale, shift=trained.shift)
-
-
-def _as_text(preprocessor: Preprocessor, name: str) -> str:
-    """Return a property for comparison and messages; images and values are the same kind here."""
-    value = getattr(preprocessor, name)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return ", ".join(value) if isinstance(value, tuple) else str(value).replace("image", "values")
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:

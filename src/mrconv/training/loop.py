@@ -28,7 +28,7 @@ from .checkpoints import (
     LAST,
     PREVIOUS,
     Checkpoints,
-    check_same_data,
+    data_of_checkpoint,
     latest_valid_checkpoint,
     read_step,
     restore_files,
@@ -37,13 +37,17 @@ from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
-from .module import NonFiniteError, Training, build_model, logits
+from .module import NonFiniteError, Training, build_model
+from .outputs import model_outputs
 from .plugin_records import check_registered
 from .progress import EpochProgress
 from .run_names import recipe_changes
 from .scores import SCORES
 from .targets import TARGETS
 from .trainer import make_trainer
+
+ALL = "all"
+"""Split of data that is scored as a whole."""
 
 
 def train(
@@ -86,7 +90,8 @@ def _recorded(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
 def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dict[str, Any]:
     experiment, data, checkpoint = datamodule.experiment, datamodule.data, latest_valid_checkpoint(folder)
     if checkpoint is not None:
-        check_same_data(checkpoint, data)
+        data = data_of_checkpoint(checkpoint, data)
+        datamodule = TaskData(experiment, data)
     metric = SCORES[data.metric]
     checkpoints = Checkpoints(folder, datamodule, experiment.checkpoint_minutes)
     checkpoints.last_is_valid = checkpoint == folder / LAST
@@ -165,6 +170,7 @@ def _record(
     parameters = sum(p.numel() for p in model.parameters())
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     epochs_done, preprocessor = len(checkpoints.history), Preprocessor.from_data(data)
+    ended = epochs_done < experiment.epochs  # before its last epoch
     facts = {"name": experiment.name, "task": experiment.task, "epochs": epochs_done, "seed": experiment.seed}
     scores = {}
     for name in (MODEL, MERGED):
@@ -177,8 +183,8 @@ def _record(
     result = {
         "name": experiment.name,
         "task": experiment.task,
-        "partial": epochs_done < experiment.epochs and not checkpoints.stops_early,
-        **({"stopped_early": True} if checkpoints.stops_early else {}),
+        "partial": ended and not checkpoints.stops_early,
+        **({"stopped_early": True} if ended and checkpoints.stops_early else {}),
         "metric": data.metric,
         data.metric: scores[MODEL],
         f"merged_{data.metric}": scores[MERGED],
@@ -217,8 +223,7 @@ def finish(folder: Path) -> dict[str, Any]:
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]
     if not state["history"]:
         raise ValueError(f"{folder}: no epoch is complete yet")
-    data = prepare(experiment)
-    check_same_data(checkpoint, data)
+    data = data_of_checkpoint(checkpoint, prepare(experiment))
     with rundir.run_lock(folder):
         restore_files(folder, checkpoint)
         checkpoints = Checkpoints(folder, TaskData(experiment, data), 0)
@@ -243,12 +248,12 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
 
 
 def evaluation_loaders(data: Prepared, experiment: Experiment) -> dict[str, BatchLoader]:
-    """Return loaders of validation and test, over all examples or `limit_eval` batches of the split."""
+    """Return loaders of validation and test, or of ALL, over all examples or `limit_eval` batches of the split."""
     e = experiment
     size, options = EVALUATION_BATCHES * e.batch_size, {"bucket": True, "pad": e.pad, "train": False}
     return {
         name: make_loader(data, name, size, None, e.workers, e.limit_eval, **options)
-        for name in ("val", "test")
+        for name in ("val", "test", ALL)
         if name in data.splits
     }
 
@@ -270,10 +275,7 @@ def score(
     count = ProgressCounter(progress, sum(len(loader) for loader in loaders.values()))
     for name, loader in loaders.items():
         sums = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in loader:
-            batch = batch.to(device)
-            output = logits(model, batch, rate)
-            sums += torch.stack(metric.sums(output, batch.y, target.loss(output, batch.y)))
-            count()
+        for _, output, y in model_outputs(model, loader, device, rate, count):
+            sums += torch.stack(metric.sums(output, y, target.loss(output, y)))
         scores[name] = float(sums[0] / sums[1])
     return scores

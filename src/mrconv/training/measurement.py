@@ -24,7 +24,7 @@ from .experiment import Experiment
 from .figures import FIGURES
 from .loop import evaluation_loaders
 from .metrics import Metrics
-from .module import logits
+from .outputs import model_outputs
 from .rundir import write_json
 from .tables import NOTHING, aligned_table
 from .targets import TARGETS
@@ -132,14 +132,11 @@ def measure(
     count = ProgressCounter(progress, sum(len(loader) for loader in loaders.values()))
     for split, loader in loaders.items():
         metrics, lines, examples = Metrics(data).to(device), dict[int, dict[str, Any]](), 0
-        for indices, batch in zip(loader.plan.batches(0), loader, strict=True):
-            batch = batch.to(device)
-            outputs = logits(model, batch, rate)
-            metrics.update(outputs, batch.y, target.loss(outputs, batch.y))
+        for indices, outputs, y in model_outputs(model, loader, device, rate, count):
+            metrics.update(outputs, y, target.loss(outputs, y))
             if data.classes:
-                lines |= _lines(data, split, indices, outputs, batch.y)
+                lines |= _lines(data, split, indices, outputs, y)
             examples += len(indices)
-            count()
         result.metrics[split] = {"examples": examples} | metrics.compute()
         result.lines += [lines[i] for i in sorted(lines)]
     return result

@@ -12,9 +12,11 @@ import numpy as np
 from ..cache import Arrays
 from ..errors import DataError
 from ..image_files import fit_image
+from ..normalisation import normalisation
 from ..packing import pack
 from ..vocabulary import PADDING, CharacterEncoder, character_vocabulary
 from ..window_loader import IGNORED
+from ..windows import window_starts
 from .file_readers import Examples
 from .labels import FORMATS
 
@@ -26,8 +28,6 @@ Encoded = tuple[dict[str, Arrays], dict[str, Any]]
 
 def encode_text(parts: ExamplesBySplit, length: int) -> Encoded:
     """Encode texts with the characters of the training texts; length 0 stands for the longest text with <eos>."""
-    if not length:
-        _check_longest(parts, "characters")
     length = length or 1 + max(len(text) for examples in parts.values() for text in examples.x)
     if length < 2:
         raise DataError(f"{parts['train'].where}: length {length} has no room for a character before <eos>")
@@ -57,47 +57,71 @@ def encode_tokens(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
 
 
 def encode_values(parts: ExamplesBySplit, length: int, cut: bool) -> Encoded:
-    """Keep uint8 and int16, convert other types to float32, and pad with zeros."""
+    """Keep uint8 and int16, and convert other types to float32."""
     length = _stored_length(parts, length, cut)
     channels = parts["train"].x[0].shape[1]
-    arrays: dict[str, Arrays] = {}
+    sequences: dict[str, list[np.ndarray]] = {}
     for split, examples in parts.items():
-        x = np.asarray(examples.x)
-        if x.shape[2] != channels:
-            raise DataError(f"{examples.where} has {x.shape[2]} channels; expected {channels}, as in train")
+        if examples.x[0].shape[1] != channels:
+            raise DataError(f"{examples.where} has {examples.x[0].shape[1]} channels; expected {channels}, as in train")
+        dtype = examples.x[0].dtype
         with np.errstate(over="ignore"):  # the result is checked below
-            x = x if x.dtype in (np.uint8, np.int16) else x.astype(np.float32)
-        finite = np.isfinite(x).all((1, 2))
-        if not finite.all():
-            raise DataError(f"{examples.describe(int(np.argmin(finite)))}: not all values are finite in float32")
-        arrays[split] = {"x": np.pad(x[:, :length], ((0, 0), (0, max(0, length - x.shape[1])), (0, 0)))}
-    return with_normalisation(arrays, {"encoder": "values", "length": length, "channels": channels})
+            dtype = dtype if dtype in (np.uint8, np.int16) else np.dtype(np.float32)
+            sequences[split] = [x[:length].astype(dtype, copy=False) for x in examples.x]
+        for i, x in enumerate(sequences[split]):
+            if not np.isfinite(x).all():
+                raise DataError(f"{examples.describe(i)}: not all values are finite in float32")
+    facts = {"encoder": "values", "length": length, "channels": channels, "lengths": True}
+    return with_normalisation(_stored(sequences), facts)
 
 
 def encode_audio(parts: ExamplesBySplit, length: int, cut: bool, sample_rate: int) -> Encoded:
-    """Pad recordings with zeros on the right."""
-    if not length:
-        _check_longest(parts, "samples")
+    """Store the samples of recordings."""
     length = _stored_length(parts, length, cut)
-    arrays: dict[str, Arrays] = {}
-    for split, examples in parts.items():
-        x = np.zeros((len(examples.x), length, 1), np.int16)
-        for out, samples in zip(x[..., 0], examples.x, strict=True):
-            out[: len(samples)] = samples[:length]
-        arrays[split] = {"x": x}
-    return with_normalisation(
-        arrays, {"encoder": "values", "length": length, "channels": 1, "sample_rate": sample_rate}
-    )
+    sequences = {split: [x[:length, None] for x in examples.x] for split, examples in parts.items()}
+    facts = {"encoder": "values", "length": length, "channels": 1, "sample_rate": sample_rate, "lengths": True}
+    return with_normalisation(_stored(sequences), facts)
 
 
-def _check_longest(parts: ExamplesBySplit, unit: str) -> None:
-    """Reject an example of more than MAX_LENGTH, which would be the length of all others, and of the model."""
+def _stored(sequences: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Arrays]:
+    """Return sequences of one length as arrays (n, length, channels), of several lengths concatenated."""
+    if len({len(x) for each in sequences.values() for x in each}) == 1:
+        return {split: {"x": np.stack(each)} for split, each in sequences.items()}
+    return {split: pack(each, each[0].dtype) for split, each in sequences.items()}
+
+
+def cut_windows(arrays: Arrays, window: int, hop: int, by_position: bool) -> Arrays:
+    """Return the windows of the encoded examples of a split, without a copy of x.
+
+    A window has the label and the name of its example or, with `by_position`, the labels of its positions; windows
+    without any are left out.
+    """
+    x, offsets = arrays["x"], arrays.get("offsets")
+    if offsets is None:
+        x, offsets = x.reshape(-1, x.shape[-1]), np.arange(len(x) + 1) * x.shape[1]
+    lengths = np.diff(offsets)
+    starts = [window_starts(n, window, hop) for n in lengths.tolist()]
+    origins, first = np.repeat(np.arange(len(lengths)), [len(each) for each in starts]), np.concatenate(starts)
+    y = arrays["y"][origins] if not by_position else np.full((len(origins), window), IGNORED, np.int32)
+    if by_position:
+        for out, i, start in zip(y, origins, first, strict=True):
+            labels = arrays["y"][i, start : start + window]
+            out[: len(labels)] = labels
+        kept = (y != IGNORED).any(1)
+        y, origins, first = y[kept], origins[kept], first[kept]
+    begin = offsets[origins] + first
+    bounds = np.stack([begin, begin + np.minimum(window, lengths[origins])], 1)
+    return {"x": x, "offsets": bounds, "origins": origins, "y": y, "names": arrays["names"][origins]}
+
+
+def check_longest(parts: ExamplesBySplit, unit: str) -> None:
+    """Reject an example of more than MAX_LENGTH, which would be the length of the model."""
     for examples in parts.values():
         for i, x in enumerate(examples.x):
             if len(x) > MAX_LENGTH:
                 raise DataError(
-                    f"{examples.describe(i)}: {len(x):,} {unit}, which would be the length of all examples; more than "
-                    f"{MAX_LENGTH:,} need task.length={len(x)}, or a shorter length and task.cut=true"
+                    f"{examples.describe(i)}: {len(x):,} {unit}, which would be the length of the model; more than "
+                    f"{MAX_LENGTH:,} need task.length={len(x)}, a shorter length and task.cut=true, or task.window"
                 )
 
 
@@ -153,16 +177,10 @@ def _stored_length(parts: ExamplesBySplit, length: int, cut: bool) -> int:
 
 def with_normalisation(arrays: dict[str, Arrays], facts: dict[str, Any]) -> Encoded:
     """Add the scale and shift that give the training data mean 0 and deviation 1 in each channel."""
-    x = arrays["train"]["x"]
-    pieces = [x[i : i + 256] for i in range(0, len(x), 256)]  # avoids a copy of all data in float64
-    axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
-    mean = np.sum([piece.sum(axes, np.float64) for piece in pieces], 0) / count
-    deviation = np.sqrt(np.sum([((piece - mean) ** 2).sum(axes) for piece in pieces], 0) / count)
-    scale = 1 / np.where(deviation > 0, deviation, 1.0)
-    shift = -mean * scale
-    if len(mean) == 1:
-        return arrays, {**facts, "scale": float(scale[0]), "shift": float(shift[0])}
-    return {**arrays, "all": {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}}, facts
+    scale, shift = normalisation(arrays["train"]["x"])
+    if isinstance(scale, np.ndarray):
+        return {**arrays, "all": {"scale": scale, "shift": np.asarray(shift)}}, facts
+    return arrays, {**facts, "scale": scale, "shift": shift}
 
 
 def output_names(parts: ExamplesBySplit, target: str) -> list[str]:

@@ -6,7 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..errors import DataError
 from ..image_files import decode_image, fit_image
 from ..npy_files import array_names, read_arrays
 from ..reading import Expansion
-from ..text_lines import read_json_lines, read_lines
+from ..text_lines import ArchivedFile, TextFile, read_json_lines, read_lines
 from .labels import FORMATS, labels_of_array, parse_label
 
 TABLES = (".npz", ".csv", ".tsv", ".jsonl", ".jsonl.xz")
@@ -33,7 +33,8 @@ class Examples:
     Args:
         kind: kind of the examples.
         x: by kind: "text" strings, "tokens" integers (n, length), "values" (n, length, channels), "audio" arrays
-            (samples,), "image" arrays (height, width, channels) with 1 or 3 channels.
+            (samples,), "image" arrays (height, width, channels) with 1 or 3 channels. Tokens and values of different
+            lengths are a list.
         labels: labels as `labels.FORMATS` has them for the target; None where a label is missing.
         where: the file or folder, for errors.
         names: names of the examples, for errors; by default their numbers.
@@ -75,6 +76,7 @@ class Columns:
     """Columns of a table: their names, whether the labels and the texts must be there, and the target of the labels.
 
     For target "values", `label` may name several columns, separated by commas. The column `group` is no part of x.
+    `content` is what the column `text` holds, for errors.
     """
 
     label: str
@@ -83,6 +85,8 @@ class Columns:
     text_required: bool = False
     target: str = "class"
     group: str = ""
+    group_required: bool = True
+    content: str = "texts of the training"
 
     @property
     def labels(self) -> list[str]:
@@ -95,7 +99,12 @@ class Columns:
         return parse_label(self.target, value, where, " and ".join(self.labels), self.label_required)
 
     def examples(
-        self, kind: str, x: Sequence[Any] | np.ndarray, labels: Sequence[Any], path: Path, groups: Sequence[str] = ()
+        self,
+        kind: str,
+        x: Sequence[Any] | np.ndarray,
+        labels: Sequence[Any],
+        path: TextFile,
+        groups: Sequence[str] = (),
     ) -> Examples:
         """Return the examples of a table."""
         first = next((label for label in labels if label is not None), None)
@@ -103,7 +112,7 @@ class Columns:
         return Examples(kind, x, labels, str(path), outputs=outputs, groups=groups)
 
 
-def suffix(path: Path | PurePosixPath) -> str:
+def suffix(path: PurePath | ArchivedFile) -> str:
     """Return the known suffix of a file name in lower case, such as .csv or .jsonl.xz."""
     name = path.name.lower()
     return next((end for end in (*TABLES, *ARCHIVES, *MEDIA) if name.endswith(end)), path.suffix)
@@ -116,8 +125,7 @@ def read_npz(path: Path, labelled: bool = True, target: str = "class", group: st
     length), where negative integers stand for no label. Without `labelled`, it may be missing. `group` names an array
     (n,) of the groups of "all".
 
-    `lengths` (n,), or lengths_train and so on, are the lengths of padded examples: tokens are cut to them, values after
-    them become 0, as those of shorter recordings are, and labels of positions after them are ignored.
+    `lengths` (n,), or lengths_train and so on, are the lengths of padded examples, which are cut to them.
     """
     found = array_names(path)
     names = {split: f"_{split}" for split in SPLITS if f"x_{split}" in found or f"y_{split}" in found} or {"all": ""}
@@ -156,7 +164,7 @@ def _npz_examples(path: Path, arrays: dict[str, np.ndarray], x_name: str, y_name
 
 
 def _cut_padding(examples: Examples, lengths: np.ndarray, target: str) -> Examples:
-    """Return arrays without what is after the lengths: shorter tokens, or values with zeros there."""
+    """Return arrays, and labels of positions, without what is after the lengths."""
     x, labels = np.asarray(examples.x), examples.labels
     fits = lengths.shape == (len(x),) and lengths.dtype.kind in "iu" and lengths.min() > 0
     if not fits or lengths.max() > x.shape[1]:
@@ -166,15 +174,10 @@ def _cut_padding(examples: Examples, lengths: np.ndarray, target: str) -> Exampl
         )
     if target == "positions":
         labels = [label and label[:n] for label, n in zip(labels, lengths, strict=True)]
-    if examples.kind == "tokens":
-        return replace(examples, x=[each[:n] for each, n in zip(x, lengths, strict=True)], labels=labels)
-    if target == "positions":
-        labels = [label and label + ("",) * (x.shape[1] - len(label)) for label in labels]
-    valid = np.arange(x.shape[1]) < lengths[:, None]
-    return replace(examples, x=np.where(valid[..., None], x, x.dtype.type(0)), labels=labels)
+    return replace(examples, x=[each[:n] for each, n in zip(x, lengths, strict=True)], labels=labels)
 
 
-def read_table(path: Path, columns: Columns) -> Examples:
+def read_table(path: TextFile, columns: Columns) -> Examples:
     """Return the examples of a CSV or TSV file: texts if it has a text column, else numbers from all other columns.
 
     `labels.FORMATS` describes the cells of labels by target.
@@ -210,17 +213,17 @@ def read_table(path: Path, columns: Columns) -> Examples:
     return columns.examples("values", np.stack(x)[..., None], labels, path, groups)
 
 
-def _find_columns(path: Path, header: list[str], columns: Columns) -> tuple[list[int], int | None]:
+def _find_columns(path: TextFile, header: list[str], columns: Columns) -> tuple[list[int], int | None]:
     """Return the positions of the columns of labels and texts; raise DataError if one is required and missing."""
     found = ", ".join(header) or "none"
     if columns.text_required and columns.text not in header:
-        raise DataError(f"{path} has columns {found}; expected {columns.text}, the column of texts of the training")
+        raise DataError(f"{path} has columns {found}; expected {columns.text}, the column of {columns.content}")
     missing = not set(columns.labels) <= set(header) or len(header) <= len(columns.labels)
     if columns.label_required and missing:
         others = [name for name in header if name not in (*columns.labels, columns.text)]
         hint = f". To name the column of labels, set task.label_column={others[-1]}" if others else ""
         raise DataError(f"{path} has columns {found}; expected {', '.join(columns.labels)} and others{hint}")
-    if columns.label_required and columns.group and columns.group not in header:
+    if columns.label_required and columns.group_required and columns.group and columns.group not in header:
         raise DataError(f"{path} has columns {found}; expected {columns.group}, the column of task.group")
     labels = [header.index(name) for name in columns.labels if name in header]
     return labels, header.index(columns.text) if columns.text in header else None
@@ -241,7 +244,7 @@ def _parse_numbers(fields: list[str], names: list[str], where: str) -> np.ndarra
         raise
 
 
-def read_jsonl(path: Path, columns: Columns) -> Examples:
+def read_jsonl(path: TextFile, columns: Columns) -> Examples:
     """Return the examples of a file with one JSON object of text and label per line.
 
     A label may be a list: of names for target "labels", of numbers for "values", of classes for "positions".
@@ -249,7 +252,8 @@ def read_jsonl(path: Path, columns: Columns) -> Examples:
     x: list[str] = []
     labels: list[Any] = []
     groups: list[str] = []
-    optional = () if columns.label_required else tuple(columns.labels)
+    optional = set() if columns.label_required else set(columns.labels)
+    optional |= set() if columns.group_required else {columns.group}
     hint = "; for other names, set task.label_column and task.text_column" if columns.label_required else ""
     names = [columns.text, *columns.labels]
     grouped = bool(columns.group) and columns.label_required
@@ -259,10 +263,10 @@ def read_jsonl(path: Path, columns: Columns) -> Examples:
         if not isinstance(text, str):
             raise DataError(f"{path}, line {number}: {columns.text} is {text!r:.60}; expected a string")
         if grouped:
-            groups.append(str(label.pop()))
+            groups.append("" if (group := label.pop()) is None else str(group))
         x.append(text)
         labels.append(columns.parse(label, f"{path}, line {number}"))
-    return columns.examples("text", x, labels, path, groups)
+    return columns.examples("text", x, labels, path, groups if any(groups) else ())
 
 
 def class_folders(path: Path, exclude: Path) -> list[Path]:
@@ -272,17 +276,20 @@ def class_folders(path: Path, exclude: Path) -> list[Path]:
     )
 
 
-def read_media(path: Path, sample_rate: int, grey: bool, size: int, on_file: Callable[[], None]) -> Examples:
-    """Return the recordings or images of a folder or archive; the first folder of a file's path is its class.
+def read_media(
+    path: Path, sample_rate: int, grey: bool, size: int, on_file: Callable[[], None], classes: bool = True
+) -> Examples:
+    """Return the recordings or images of a folder or archive.
 
-    Images are resized to size x size pixels; 0 keeps their sizes.
+    The first folder of a file's path is its class; without `classes`, examples have no label. Images are resized to
+    size x size pixels; 0 keeps their sizes.
     """
     x: list[np.ndarray] = []
     names: list[str] = []
     changes = Counter[str]()
     kind = ""
     expansion = None if path.is_dir() else Expansion(path)
-    for name, content in read_members(path, _is_media):
+    for name, content in read_members(path, is_media):
         file_kind = MEDIA[suffix(PurePosixPath(name))]
         if kind not in ("", file_kind):
             raise DataError(f"{path} has {kind} files, and {name}; expected files of one kind")
@@ -301,7 +308,8 @@ def read_media(path: Path, sample_rate: int, grey: bool, size: int, on_file: Cal
         on_file()
     if not x:
         raise DataError(f"{path} has no {', '.join(MEDIA)} file, and is not a table ({', '.join(TABLES)})")
-    return Examples(kind, x, _labels_from_paths(path, names), str(path), names, changes)
+    labels: Sequence[Any] = _labels_from_paths(path, names) if classes else [None] * len(x)
+    return Examples(kind, x, labels, str(path), names, changes)
 
 
 def _labels_from_paths(path: Path, names: Sequence[str]) -> list[str]:
@@ -310,11 +318,15 @@ def _labels_from_paths(path: Path, names: Sequence[str]) -> list[str]:
         parts = [each[1:] for each in parts]  # the archive of a folder has that folder as its only entry
     for each in parts:
         if len(each) < 2:
-            raise DataError(f"{path}: {each[0]} is not in a folder; expected CLASS/{each[0]}")
+            raise DataError(
+                f"{path}: {each[0]} is not in a folder; expected CLASS/{each[0]}, or a table labels.csv with the "
+                "columns file and label"
+            )
     return [each[0] for each in parts]
 
 
-def _is_media(name: str) -> bool:
+def is_media(name: str) -> bool:
+    """Return whether a file is a visible recording or image."""
     return suffix(PurePosixPath(name)) in MEDIA and visible(name)
 
 

@@ -41,7 +41,7 @@ def draw_splits(
 
 def groups_of(examples: Examples, group: str) -> Sequence[str]:
     """Return the group of each example: as the table or array has it, or as the pattern `group` finds in file names."""
-    if not examples.names:
+    if examples.groups or not examples.names:
         return examples.groups
     try:
         pattern = re.compile(group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,16 +22,19 @@ from .file_readers import (
     Columns,
     Examples,
     class_folders,
+    is_media,
     read_jsonl,
     read_media,
     read_npz,
     read_table,
     suffix,
 )
+from .label_tables import LABEL_FILES, LabelTable, find_table, read_labels
 from .labels import FORMATS
+from .layout import holds_media, split_paths
 from .splits import draw_splits
 
-SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+UNITS = {"text": "characters", "audio": "samples"}  # kinds whose longest example sets the length of the model
 
 
 @register_task("folder")
@@ -44,7 +47,8 @@ class CustomData(Task):
       lengths of padded examples.
     - `.csv` or `.tsv` with a header: a column of labels, and a column of texts or else numbers in all others;
       `.jsonl` or `.jsonl.xz` with a text and a label per line. Texts are sequences of characters.
-    - a folder or archive with a folder of recordings (WAV, FLAC, OGG, MP3) or images (PNG, JPEG) for each class.
+    - a folder or archive with a folder of recordings (WAV, FLAC, OGG, MP3) or images (PNG, JPEG) for each class; or
+      with these files anywhere, and a table of their labels (see `labels`).
 
     `target` is what a model predicts, and what the labels are:
 
@@ -55,16 +59,15 @@ class CustomData(Task):
     | "values" | a number, in one or several columns | a number or a list | numbers (n,) or (n, values) |
     | "positions" | a word, or a character, per position | a list | integers or strings (n, length) |
 
-    In "positions", a negative integer of an array and null in a list stand for a position without a label. The folders
-    of recordings and images name classes only.
+    In "positions", a negative integer of an array and null in a list stand for a position without a label. Recordings
+    and images have no labels of positions. Their folders name classes; all other labels come from a table.
 
     A folder may hold one of these for each split (train.csv, test.csv; train.zip; train/), with or without val. If
     there is only one part, val and test are drawn from it by `seed`. Values are normalised by mean and standard
-    deviation of each channel of the training data, padding included.
+    deviation of each channel of the training data.
 
-    Texts, and tokens with `lengths`, keep their lengths, and training hides their padding from every layer by default
-    (`mask_padding`), so that a prediction does not depend on it. Values and recordings have no lengths: the zeros after
-    a shorter one are part of it, in training and prediction.
+    Sequences keep their lengths: recordings, texts, and arrays with `lengths`. Training hides the padding of a batch
+    from every layer by default (`mask_padding`), so that a prediction does not depend on it.
 
     Files are read as for a prediction: recordings of several channels are averaged and those at other sampling rates
     resampled; images of other sizes are cropped in the middle to the aspect ratio and resized. `facts["changes"]`
@@ -72,15 +75,22 @@ class CustomData(Task):
 
     Args:
         path: path of the data.
-        length: length of the sequences; 0 stands for the longest. Texts are cut to it, including <eos>. Longer
-            sequences of other kinds raise an error unless `cut`; shorter recordings and values are padded with zeros on
-            the right.
+        length: largest length of a sequence; 0 stands for the longest. Texts are cut to it, including <eos>. Longer
+            sequences of other kinds raise an error unless `cut`.
         cut: cut longer sequences.
+        window, hop: cut sequences longer than `window` positions (samples of a recording after resampling, characters
+            of a text with <eos>) into windows of this length, which start every `hop` positions; the last one ends with
+            the sequence. hop=0 stands for `window`: windows do not overlap. Every window is an example with the label
+            of its sequence, in the same split. A prediction is the mean over the windows of a sequence.
         val_fraction, test_fraction, seed: sizes and seed of splits that are drawn.
         stratify: draw the splits from each class, at least one example of each.
         group: keep the examples of a group in one split; the fractions are then those of groups. The column of a table,
             an array of `.npz`, or, for recordings and images, a regular expression that is searched in `CLASS/FILE`:
             what it matches is the group, or its first parenthesis where it has one.
+        labels: table of the labels of recordings and images: .csv, .tsv or .jsonl, with `file`, the path of a file in
+            the data, and a column of labels. "" stands for labels.csv, labels.tsv or labels.jsonl in the folder, in
+            the folder of each split, or in the archive. A table replaces the names of folders. `group` may be a column
+            of it.
         label_column, text_column: column names of tables; for target "values", several are a list or are separated by
             commas.
         target: "class", "labels" (several classes, or none), "values" (regression) or "positions" (a class for each).
@@ -93,6 +103,8 @@ class CustomData(Task):
     path: str = ""
     length: int = 0
     cut: bool = False
+    window: int = 0
+    hop: int = 0
     val_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 42
@@ -105,14 +117,21 @@ class CustomData(Task):
     target: str = "class"
     stratify: bool = False
     group: str = ""
+    labels: str = ""
 
     title: ClassVar[str] = "custom data: arrays, tables, texts, recordings or images"
+    version: ClassVar[int] = 2  # 1: values were padded to one length
 
     def check(self) -> None:
         """Raise ValueError for invalid options."""
         check_choice("target", self.target, tuple(FORMATS))
         if self.length < 0:
             raise ValueError(f"length must be 0, for the longest, or more; got {self.length}")
+        if not (isinstance(self.window, int) and isinstance(self.hop, int) and 0 <= self.hop <= self.window):
+            got = f"window={self.window} and hop={self.hop}"
+            raise ValueError(f"window must be a number of positions, and hop at most as many; got {got}")
+        if self.window and (self.length or self.cut):
+            raise ValueError("window sets the length of the examples: leave out length and cut")
         if self.size < 0:
             raise ValueError(f"size must be a number of pixels, or 0 for the most frequent size; got {self.size}")
         if self.sample_rate < 1:
@@ -131,15 +150,21 @@ class CustomData(Task):
 
     def options(self) -> dict[str, Any]:
         """Return the options, without defaults of options that are younger than some caches."""
-        defaults = {"target": "class", "stratify": False, "group": ""}
+        defaults = {"target": "class", "stratify": False, "group": "", "window": 0, "hop": 0, "labels": ""}
         return {name: z for name, z in super().options().items() if name not in defaults or z != defaults[name]}
 
     def sources(self) -> Sequence[Path]:
-        """Return the files; for a folder, its class folders, because the cache may be beside them."""
+        """Return the files; for a folder, its class folders and files, because the cache may be beside them."""
         sources: list[Path] = []
-        for path in self._paths().values():
-            sources += class_folders(path, self.cache_root()) if path.is_dir() else [path]
-        return sources
+        paths = self._paths()
+        for path in paths.values():
+            if path.is_dir():
+                sources += class_folders(path, self.cache_root())
+                sources += sorted(p for p in path.iterdir() if p.name in LABEL_FILES or is_media(p.name))
+            else:
+                sources.append(path)
+        table = self._common_table(paths)
+        return sources if table is None else [*sources, table]
 
     def build(self, progress: Progress) -> Built:
         """Read the examples, split them unless the files are split already, and encode them."""
@@ -152,11 +177,11 @@ class CustomData(Task):
             got = " and ".join(f"{kind} in {where}" for kind, where in kinds.items())
             raise DataError(f"{self.path}: expected examples of one kind; got {got}")
         (kind,) = kinds
-        if self.target != "class" and kind in ("audio", "image"):
-            raise DataError(
-                f"{self.path} has {kind} files, whose folders are classes; target={self.target} needs a table or arrays"
-            )
+        if self.target == "values" and kind == "image" and not self.sequence:
+            raise DataError(f"{self.path} has images: target=values needs sequence=true")
         if kind == "image":
+            if self.window:
+                raise DataError(f"{self.path} has images: window is for sequences; to resize images, set size")
             parts = encoding.fit_images(parts)
         changes = encoding.describe_changes(parts)
         if len(parts) == 1:
@@ -170,7 +195,7 @@ class CustomData(Task):
                     f"{self.path} has the splits {', '.join(parts)}: leave out task.stratify and task.group"
                 )
             outputs = encoding.output_names({"train": parts["train"]}, self.target)
-        if len(outputs) < 2 and self.target in ("class", "positions"):
+        if len(outputs) < 2 and self.target in ("class", "positions") and len(parts) > 1:  # else nothing is trained
             raise DataError(f"{self.path}: expected at least two classes; all examples are {', '.join(outputs)}")
         if not outputs:
             raise DataError(f"{self.path}: no example has a label")
@@ -178,6 +203,12 @@ class CustomData(Task):
         for split, examples in parts.items():
             arrays[split]["y"] = encoding.encode_labels(examples, self.target, outputs, facts["length"])
             arrays[split]["names"] = np.array([examples.example_name(i).encode() for i in range(len(examples))])
+        if self.window:
+            facts |= {"length": self.window, "hop": self.hop or self.window}
+            for split in parts:
+                arrays[split] = encoding.cut_windows(
+                    arrays[split], self.window, facts["hop"], self.target == "positions"
+                )
         if self.target != "class":
             facts |= {"target": self.target, "metric": FORMATS[self.target].metric}
         columns = {"label_column": self.label_column, "text_column": self.text_column}  # as prediction reads tables
@@ -185,40 +216,22 @@ class CustomData(Task):
         facts |= columns | ({"changes": changes} if changes else {})
         return arrays, {"classes": outputs, "kind": kind, **facts}
 
-    def _paths(self) -> dict[str, Path]:
-        """Return the file or folder of each split, or of "all"."""
-        if not self.path:
-            raise MissingData("folder: set path, or data with `mrconv train`, to a file or folder with your data")
-        root = Path(self.path).expanduser()
-        if not root.exists():
-            raise MissingData(f"path {self.path} does not exist: looked for {root.absolute()}")
-        if root.is_file():
-            return {"all": root}
-        entries = sorted(p for p in root.iterdir() if p.is_dir() or suffix(p) in (*TABLES, *ARCHIVES))
-        paths = _split_paths(entries)
-        if paths and "train" not in paths:
-            raise DataError(f"{root} has {', '.join(p.name for p in paths.values())}; expected train too")
-        if paths:
-            return paths if len(paths) > 1 else {"all": paths["train"]}
-        files = [p for p in entries if p.is_file()]
-        if class_folders(root, self.cache_root()) or not files:
-            return {"all": root}
-        if len(files) > 1:
-            names = ", ".join(p.name for p in files)
-            raise DataError(f"{root} has {names}: set path to one of them or name them train, test")
-        return {"all": files[0]}
-
     def _read(self, progress: Progress) -> dict[str, Examples]:
         count = ProgressCounter(progress)
         parts: dict[str, Examples] = {}
-        for split, path in self._paths().items():
+        paths = self._paths()
+        source = self._common_table(paths)
+        common = None if source is None else read_labels(source, self._columns)
+        for split, path in paths.items():
             if path.is_file() and suffix(path) == ".npz":
                 arrays = read_npz(path, target=self.target, group=self.group)
                 if split != "all" and "all" not in arrays:
                     raise DataError(f"{path} has arrays of {', '.join(arrays)}; expected x and y: its name is {split}")
                 parts |= arrays if split == "all" else {split: arrays["all"]}
             else:
-                parts[split] = self._read_path(path, count)
+                parts[split] = self._read_path(path, count, common, alone=len(paths) == 1)
+        if common is not None:
+            common.check_all_used(self.path)
         if len(parts) > 1 and "train" not in parts:
             raise DataError(f"{self.path} has {', '.join(parts)}; expected train too")
         return parts
@@ -227,22 +240,55 @@ class CustomData(Task):
     def _columns(self) -> Columns:
         return Columns(self.label_column, self.text_column, target=self.target, group=self.group)
 
-    def _read_path(self, path: Path, count: ProgressCounter) -> Examples:
-        if path.is_dir():
-            examples = read_media(path, self.sample_rate, self.grey, self.size, count)
-            for folder in class_folders(path, self.cache_root()):
-                if folder.name not in examples.labels:
-                    raise DataError(f"{folder} has no {', '.join(MEDIA)} file; expected some of this class")
-            return examples
+    def _paths(self) -> dict[str, Path]:
+        return split_paths(self.path, self.cache_root())
+
+    def _common_table(self, paths: Mapping[str, Path]) -> Path | None:
+        """Return the table with the labels of all splits: the option's, or the one beside their folders or archives."""
+        root, others = Path(self.path).expanduser(), [p for p in paths.values() if not holds_media(p)]
+        if not self.labels:
+            beside = find_table(root) if root.is_dir() and not others and root not in paths.values() else None
+            return beside if isinstance(beside, Path) else None
+        if others:
+            raise DataError(f"labels={self.labels} is for recordings and images; {others[0]} has its own labels")
+        table = Path(self.labels).expanduser()
+        if not table.exists():
+            raise MissingData(f"labels={self.labels} does not exist: looked for {table.absolute()}")
+        return table
+
+    def _read_path(self, path: Path, count: ProgressCounter, common: LabelTable | None, alone: bool) -> Examples:
+        if holds_media(path):
+            return self._read_media(path, count, common, alone)
         if suffix(path) in (".csv", ".tsv"):
             return read_table(path, self._columns)
         if suffix(path) in (".jsonl", ".jsonl.xz"):
             return read_jsonl(path, self._columns)
-        if suffix(path) in ARCHIVES:
-            return read_media(path, self.sample_rate, self.grey, self.size, count)
         raise DataError(f"unknown kind of file {path}; expected {', '.join((*TABLES, *ARCHIVES))} or a folder")
 
+    def _read_media(self, path: Path, count: ProgressCounter, common: LabelTable | None, alone: bool) -> Examples:
+        """Return the recordings or images of a part, labelled by its own table, the common one, or its folders."""
+        if self.target == "positions":
+            raise DataError(f"{path} is for recordings or images; target=positions needs texts, tokens or values")
+        source = None if self.labels else find_table(path)
+        table = common if source is None else read_labels(source, self._columns)
+        if table is None and self.target != "class":
+            tables = ", ".join(LABEL_FILES)
+            raise DataError(f"{path} has no table of labels ({tables}), which target={self.target} needs")
+        examples = read_media(path, self.sample_rate, self.grey, self.size, count, classes=table is None)
+        if table is not None:
+            part = f"{path.name.removesuffix(suffix(path))}/"
+            examples = table.apply(examples, ("",) if table is not common else (part, "") if alone else (part,))
+            if table is not common:
+                table.check_all_used(path)
+        elif path.is_dir():
+            for folder in class_folders(path, self.cache_root()):
+                if folder.name not in examples.labels:
+                    raise DataError(f"{folder} has no {', '.join(MEDIA)} file; expected some of this class")
+        return examples
+
     def _encode(self, kind: str, parts: dict[str, Examples]) -> encoding.Encoded:
+        if kind in UNITS and not (self.length or self.window):
+            encoding.check_longest(parts, UNITS[kind])
         if kind == "text":
             return encoding.encode_text(parts, self.length)
         if kind == "tokens":
@@ -252,15 +298,3 @@ class CustomData(Task):
         if kind == "audio":
             return encoding.encode_audio(parts, self.length, self.cut, self.sample_rate)
         return encoding.encode_images(parts, self.length, self.sequence)
-
-
-def _split_paths(entries: Sequence[Path]) -> dict[str, Path]:
-    """Return the files and folders that are named after a split."""
-    paths: dict[str, Path] = {}
-    for split, names in SPLIT_NAMES.items():
-        named = [p for p in entries if (p.name if p.is_dir() else p.name.removesuffix(suffix(p))) in names]
-        if len(named) > 1:
-            raise DataError(f"{named[0]} and {named[1].name} both exist: which one is {split}?")
-        if named:
-            paths[split] = named[0]
-    return paths
