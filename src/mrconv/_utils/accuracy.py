@@ -12,7 +12,7 @@ from torch import Tensor, nn
 M = TypeVar("M", bound=nn.Module)
 
 COPIES = 4
-FACTOR = 8
+FACTOR = 32
 """How many times the rounding error of a model another form of it may have."""
 MOST = 0.1
 """Largest error that can be allowed: a wrong result has errors of about 1."""
