@@ -166,6 +166,11 @@ class MRConv(Mixer, CachedIntegerBuffers):
         return [direction.norm for direction in self.directions if direction.norm is not None]
 
     @property
+    def _synchronises(self) -> bool:
+        """Whether batch statistics are those of all processes."""
+        return self.sync_stats or any(isinstance(norm, nn.SyncBatchNorm) for norm in self.branch_norms)
+
+    @property
     def uses_batch_statistics(self) -> bool:
         """Whether the output depends on the batch's statistics: norm="batch" in training mode, not merged."""
         return any(norm.training for norm in self.branch_norms)
@@ -186,7 +191,9 @@ class MRConv(Mixer, CachedIntegerBuffers):
         # Drop positions past the longest sequence: less work, and padding cannot make the statistics less accurate.
         longest = int(lengths.max()) if readable(lengths) else u.shape[1]
         if longest == 0:
-            return as_autocast(self._cast(u).new_zeros(*u.shape[:2], self.heads * self.d_model))
+            if not (self.uses_batch_statistics and self._synchronises):
+                return as_autocast(self._cast(u).new_zeros(*u.shape[:2], self.heads * self.d_model))
+            longest = 1  # the other processes wait for the sums of this one
         lengths = lengths.to(u.device)
         if self._masks_inside:
             y = self.convolve(self._cast(u[:, :longest]), lengths, rate, gelu)
@@ -508,7 +515,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
     def _normalised_branches(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Compute the branches with batch statistics, and update the running statistics."""
         norms, directions = self.branch_norms, self.directions
-        sync = self.sync_stats or isinstance(norms[0], nn.SyncBatchNorm)
+        sync = self._synchronises
         if x.shape[0] * x.shape[2] == 1 and not sync:
             raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
         weights = [
