@@ -126,10 +126,10 @@ def _write_compared(target: ExportTarget, path: Path, format: str, max_error: fl
             errors = _errors(target, FORMATS[format].load(draft), max_error)
         except Exception as error:  # exporters raise exceptions of many classes
             raise ExportFailed(_failure(error, target, format)) from error
-        for error, allowed in errors.values():
-            if not error < allowed:
+        for found, allowed in errors.values():
+            if not found < allowed:
                 raise ExportFailed(
-                    f"the outputs of the {format} file differ from the model's by a relative error of {error:.1e}; "
+                    f"the outputs of the {format} file differ from the model's by a relative error of {found:.1e}; "
                     f"the limit is {allowed:.0e}; no file was written"
                 )
         os.replace(draft, path)
