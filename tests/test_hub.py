@@ -178,9 +178,16 @@ assert torch.equal(SequenceClassifier.from_pretrained({str(tmp_path)!r})(x), mod
 try:
     SequenceClassifier.from_pretrained("someone/somewhere")
 except FileNotFoundError as error:
-    assert "install huggingface_hub" in str(error)
+    assert "needs huggingface_hub: install mrconv with its extra 'hub'" in str(error)
 else:
     raise AssertionError
+for push in (lambda: model.push_to_hub("a/b"), lambda: model.save_pretrained({str(tmp_path)!r}, push_to_hub=True)):
+    try:
+        push()
+    except ImportError as error:
+        assert "needs huggingface_hub: install mrconv with its extra 'hub'" in str(error)
+    else:
+        raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

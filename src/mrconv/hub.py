@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ._utils.extras import needs
 from ._utils.model_card import MARK, model_card
 from ._utils.option_types import check_types
 from ._utils.plugins import plugins_of_record
@@ -41,15 +42,19 @@ class _LocalMixin:
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         options.pop("model_card_kwargs", None)  # the card already exists
         if options:
-            raise ImportError(f"save_pretrained: {', '.join(options)} needs huggingface_hub, which is not installed")
+            raise ImportError(needs(f"save_pretrained({', '.join(options)})", "huggingface_hub", "hub"))
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         self._save_pretrained(Path(save_directory))  # type: ignore[attr-defined]
+
+    def push_to_hub(self, *_: Any, **options: Any) -> None:
+        raise ImportError(needs("push_to_hub", "huggingface_hub", "hub"))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is not a folder; to load from the hub, install huggingface_hub")
+            from_hub = needs("loading from the hub", "huggingface_hub", "hub")
+            raise FileNotFoundError(f"{folder} is not a folder; {from_hub}")
         saved = json.loads((folder / CONFIG).read_text())
         return cls._from_pretrained(model_id=str(folder), **(saved | options))  # type: ignore[attr-defined]
 
