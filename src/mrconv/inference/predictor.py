@@ -76,8 +76,8 @@ class Predictor:
         config, length = self.model.config, self.preprocessor.length
         if length * (width := getattr(config, "d_model", 0) or config.dims[0]) > MAX_NUMBERS:
             raise ValueError(
-                f"{self.folder}: inputs of length {length:.6g} and {width:,} channels are too long for a prediction; "
-                f"their product may be {MAX_NUMBERS:,}"
+                f"{self.folder}: not enough memory for an input of length {length:,} with {width:,} channels; their "
+                f"product may be {MAX_NUMBERS:,}"
             )
 
     def _warm_up(self) -> None:
