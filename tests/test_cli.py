@@ -142,3 +142,29 @@ except SystemExit as stop:
 assert not {{"torch", "matplotlib", "numpy"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "module"), [("evaluate", "evaluation"), ("reparameterize", "evaluation"), ("finish", "loop")]
+)
+def test_a_command_without_the_train_extra_names_it(capsys, monkeypatch, command, module):
+    monkeypatch.setitem(sys.modules, f"mrconv.training.{module}", None)
+    monkeypatch.delattr(f"mrconv.training.{module}", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        main([command, "runs/none"])
+    assert stop.value.code == 2
+    assert f"`mrconv {command}` needs mrconv.training.{module}: install mrconv with its extra 'train'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_every_dependency_has_a_lower_and_an_upper_bound():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    used = [each for name, listed in extras.items() if name not in ("test", "docs", "dev") for each in listed]
+    without = [
+        each
+        for each in (*project["dependencies"], *used)
+        if not each.startswith("mrconv[") and not (">=" in each and "<" in each)
+    ]
+    assert not without

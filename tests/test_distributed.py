@@ -1,6 +1,6 @@
 """Statistics synchronised over processes == one process on the concatenated batch."""
 
-import copy
+import datetime
 import os
 
 import pytest
@@ -29,10 +29,22 @@ def make_model():
     )
 
 
-def data():
+LENGTHS = [37, 2, 20, 36, 9]
+EMPTY = [37, 2, 20, 0, 0]  # the second process has no position
+
+
+def data(lengths):
     draw = torch.Generator().manual_seed(3)
     u = torch.randn(5, 37, 4, dtype=torch.float64, generator=draw)
-    return u, torch.tensor([37, 2, 20, 36, 9])
+    return u, torch.tensor(lengths)
+
+
+def cases():
+    yield "fourier", make("fourier"), LENGTHS
+    yield "dilated", make("dilated"), LENGTHS
+    yield "model", make_model(), LENGTHS
+    yield "fourier, empty", make("fourier"), EMPTY
+    yield "model, empty", make_model(), EMPTY
 
 
 def run(module, u, lengths):
@@ -43,11 +55,12 @@ def run(module, u, lengths):
 
 def worker(rank, path, results):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    u, lengths = data()
+    minute = datetime.timedelta(minutes=1)  # a process that waits for the other one fails
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=minute)
     local = slice(0, SPLIT) if rank == 0 else slice(SPLIT, None)
     out = {}
-    for name, module in (("fourier", make("fourier")), ("dilated", make("dilated")), ("model", make_model())):
+    for name, module, lengths in cases():
+        u, lengths = data(lengths)
         y, grads, buffers = run(module, u[local], lengths[local])
         for g in grads:
             dist.all_reduce(g)
@@ -61,9 +74,8 @@ def worker(rank, path, results):
 def test_two_processes_equal_one_on_the_concatenated_batch(tmp_path):
     run_processes(worker, tmp_path / "rendezvous", tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    u, lengths = data()
-    for name, module in (("fourier", make("fourier")), ("dilated", make("dilated")), ("model", make_model())):
-        y, grads, buffers = run(copy.deepcopy(module), u, lengths)
+    for name, module, lengths in cases():
+        y, grads, buffers = run(module, *data(lengths))
         assert torch.allclose(torch.cat([first[name][0], second[name][0]]), y, rtol=1e-9, atol=1e-11)
         largest = max(g.norm() for g in grads)
         for a, b, expected in zip(first[name][1], second[name][1], grads, strict=True):
@@ -74,7 +86,7 @@ def test_two_processes_equal_one_on_the_concatenated_batch(tmp_path):
 
 
 def test_without_other_processes_the_option_has_no_effect():
-    u, lengths = data()
+    u, lengths = data(LENGTHS)
     synced, plain = make("fourier"), make("fourier")
     plain.sync_stats = False
     assert torch.equal(synced(u, lengths=lengths), plain(u, lengths=lengths))

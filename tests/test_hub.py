@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import pytest
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
 from mrconv import LanguageModel, SequenceClassifier, reparameterize
+from mrconv.cli import main
 from mrconv.config import ClassifierConfig
 from mrconv.inference import load_model
 
@@ -175,9 +178,16 @@ assert torch.equal(SequenceClassifier.from_pretrained({str(tmp_path)!r})(x), mod
 try:
     SequenceClassifier.from_pretrained("someone/somewhere")
 except FileNotFoundError as error:
-    assert "install huggingface_hub" in str(error)
+    assert "needs huggingface_hub: install mrconv with its extra 'hub'" in str(error)
 else:
     raise AssertionError
+for push in (lambda: model.push_to_hub("a/b"), lambda: model.save_pretrained({str(tmp_path)!r}, push_to_hub=True)):
+    try:
+        push()
+    except ImportError as error:
+        assert "needs huggingface_hub: install mrconv with its extra 'hub'" in str(error)
+    else:
+        raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -325,3 +335,75 @@ def test_errors_name_damaged_and_foreign_folders(tmp_path):
     for name in ("cut", "key", "shape"):
         with pytest.raises(ValueError, match=f"{name} cannot be loaded: .+"):
             load_model(tmp_path / name)
+
+
+def change_config(folder, **changes):
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depth": 10**5}, "depth is 100000, but the weights are"),
+        ({"depth": 300, "d_model": 1}, "the model has 300 blocks, but the weights are"),
+        ({"d_model": 30_000}, "d_model is 30000, but the weights are"),
+        ({"heads": 10**6}, r"heads is 1e\+06, but the weights are"),
+        ({"l_max": 10**9}, "size mismatch for backbone.blocks.0.layer"),
+        ({"l_max": 10**9, "kernel": "sparse"}, r"blocks.0.layer.branches.0.kernel.(taps|index)"),
+        ({"mixer": "longconv", "l_max": 10**9}, "backbone.blocks.0.layer.k"),
+        ({"mixer": "s4", "mixer_options": {"d_state": 4000}}, "d_state must be at most 2048; got 4000"),
+        ({"rate": 1e9}, r"rate must be at most 1,000, .*; got 1e\+09"),
+        ({"pool": None}, "pool must be one of mean, last; got None"),
+        ({"momentum": "x"}, "momentum must be a number or null; got 'x'"),
+        ({"depth": "2"}, "depth must be an integer; got '2'"),
+        ({"mixer_options": 1}, "mixer_options must be an object or null; got 1"),
+        ({"format_version": "2"}, "format_version must be an integer; got '2'"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_rejected_before_anything_is_allocated(
+    tmp_path, monkeypatch, changes, message
+):
+    build().save_pretrained(tmp_path)
+    change_config(tmp_path, **changes)
+    built, make = [], SequenceClassifier.build
+    monkeypatch.setattr(SequenceClassifier, "build", lambda self, **given: built.append(given) or make(self, **given))
+    with pytest.raises(ValueError, match=message) as error:
+        load_model(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert all(given["device"] == "meta" for given in built)
+
+
+def test_a_backend_that_cannot_run_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr("mrconv.inference.saved_models.triton_unavailable", lambda _: "there is no GPU")
+    build(backend="triton").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json: backend='triton' cannot run here: there is no GPU; set"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("head.weight", torch.zeros(3, 8, dtype=torch.int64), r"head\.weight is torch\.int64 in the weights"),
+        ("head.weight", torch.zeros(3, 8, dtype=torch.int8), r"head\.weight has dtype I8; models have"),
+        ("head.weight", torch.zeros(8, 3), "size mismatch for head.weight"),
+        ("extra", torch.zeros(1), "Unexpected key"),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_named(tmp_path, name, value, message):
+    build().save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    save_file(load_file(weights) | {name: value}, weights)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path)
+
+
+def test_statistics_that_are_not_finite_are_reported_in_one_line(tmp_path, capsys):
+    model = build()
+    model.backbone.blocks[1].layer.branches[0].norm.running_var[0] = torch.nan
+    model.save_pretrained(tmp_path)
+    for command in (["info"], ["predict", "--text", "a"]):
+        with pytest.raises(SystemExit) as stop:
+            main([command[0], str(tmp_path), *command[1:]])
+        assert stop.value.code == 2
+        assert re.search(rf"error: {tmp_path}: backbone.* holds NaN or infinity", capsys.readouterr().err)

@@ -207,6 +207,7 @@ assert len(model.predict(Path({str(tmp_path / "a.csv")!r}))) == 2
 assert model.predict("one") == model.predict(["one"])[0]
 model.stream().feed("one")
 assert mrconv.load({str(tmp_path / "values")!r}).predict_proba(numpy.ones((4, 50, 2))).shape == (4, 3)
+assert "torch._dynamo" not in sys.modules  # takes longer than everything else
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

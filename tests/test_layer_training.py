@@ -7,6 +7,7 @@ import torch
 
 from mrconv import MRConv
 from mrconv.kernels import kernel_class
+from mrconv.norm import SequenceBatchNorm
 
 from .conftest import randomise, relative, training_step
 
@@ -143,3 +144,29 @@ def test_the_scale_of_kernels_before_a_batch_norm_has_no_influence():
     with torch.no_grad():
         larger.directions[0].kernel.taps.mul_(8)
     assert relative(larger(u), layer(u)) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["fourier", "dilated"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_float32_training_on_inputs_of_1e18_equals_float64(kind, masked):
+    exact = randomise(MRConv(4, 100, kernel=kind, kernel_size=4, bidirectional=True, dtype=torch.float64))
+    with torch.no_grad():
+        exact.D.zero_()
+    layer = copy.deepcopy(exact).float()
+    u = 1e18 * torch.randn(3, 250, 4, dtype=torch.float64)
+    options = {"lengths": torch.tensor([250, 9, 130])} if masked else {}
+    y, du, grads = training_step(layer, u.float(), **options)
+    y_exact, du_exact, grads_exact = training_step(exact, u.float().double(), **options)
+    assert relative(y, y_exact) < 1e-5
+    assert relative(du.double(), du_exact) < 1e-4
+    largest = max(g.norm() for name, g in grads_exact.items() if name != "D")
+    assert all((g - grads_exact[name]).norm() < 1e-5 * largest for name, g in grads.items() if name != "D")
+    assert all(torch.allclose(a.double(), b.double()) for a, b in zip(layer.buffers(), exact.buffers(), strict=True))
+
+
+def test_a_masked_batch_norm_of_values_of_1e18_equals_float64():
+    x, norm = 1e18 * torch.randn(3, 200, 4), SequenceBatchNorm(4)
+    exact = torch.nn.BatchNorm1d(4, dtype=torch.float64)
+    y = norm(x, torch.ones(3, 200, 1, dtype=torch.bool))
+    assert relative(y.flatten(0, 1), exact(x.flatten(0, 1).double())) < 1e-5
+    assert torch.allclose(norm.running_var.double(), exact.running_var)

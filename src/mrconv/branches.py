@@ -93,7 +93,7 @@ class Branches(nn.Module):
         N = len(self.offsets)
         if self.alpha is not None:
             nn.init.constant_(self.alpha, N**-0.5)
-        if self.decay is not None and self.decay_range is not None:
+        if self.decay is not None and self.decay_range is not None and not self.decay.is_meta:
             low, high = self.decay_range
             base = torch.linspace(low, high, self.decay.shape[1], dtype=torch.float64, device="cpu")
             powers = base ** torch.arange(N - 1, -1, -1, device="cpu")[:, None]
@@ -200,7 +200,10 @@ class Branches(nn.Module):
     @torch.no_grad()
     def merge_modes(self) -> Tensor | None:
         """Scale the modes by `scale_and_bias`, and drop weights and BatchNorm; return the bias (C,) of the sum."""
-        scale, bias = self.scale_and_bias()
+        if self.modes.is_meta:  # torch would import its compiler to compute without values
+            scale, bias = None, None if self.norm is None else self.modes.new_empty(self.kernel.channels)
+        else:
+            scale, bias = self.scale_and_bias()
         if scale is not None:
             self.kernel.modes = nn.Parameter((scale[..., None, None] * self.modes).to(self.modes.dtype))
         self.alpha = self.decay = self.norm = None

@@ -46,7 +46,10 @@ def sample_tokens(
     limits = torch.finfo(logits.dtype)
     scaled = logits / min(max(temperature, limits.tiny), limits.max)
     probabilities = filter_logits(scaled, top_k, top_p).softmax(-1)
-    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+    try:
+        return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+    except RuntimeError as error:  # on a GPU, an assertion of the device
+        raise ValueError(f"cannot draw a token: {error}") from error
 
 
 @torch.no_grad()

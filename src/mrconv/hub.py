@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ._utils.extras import needs
 from ._utils.model_card import MARK, model_card
+from ._utils.option_types import check_types
 from ._utils.plugins import plugins_of_record
-from .config import Config, documented
+from ._utils.weight_header import Header, WithoutInitialValues, check_same_dtypes, check_sizes, read_header
+from .config import Config, check_constraints, documented
 from .kernels.protocol import KERNELS
 from .layer import FORMAT_VERSION, MRConv
 from .mixers import MIXERS
@@ -28,6 +30,7 @@ MODEL, MERGED = "model", "merged"
 RUN_FOLDERS = ("runs", "results")
 """Folders of runs, which are no names of users on the hub."""
 HEADER = ("architecture", "format_version", "plugins")
+FACTORY = ("device", "dtype")
 
 
 class _LocalMixin:
@@ -39,15 +42,19 @@ class _LocalMixin:
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         options.pop("model_card_kwargs", None)  # the card already exists
         if options:
-            raise ImportError(f"save_pretrained: {', '.join(options)} needs huggingface_hub, which is not installed")
+            raise ImportError(needs(f"save_pretrained({', '.join(options)})", "huggingface_hub", "hub"))
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         self._save_pretrained(Path(save_directory))  # type: ignore[attr-defined]
+
+    def push_to_hub(self, *_: Any, **options: Any) -> None:
+        raise ImportError(needs("push_to_hub", "huggingface_hub", "hub"))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is not a folder; to load from the hub, install huggingface_hub")
+            from_hub = needs("loading from the hub", "huggingface_hub", "hub")
+            raise FileNotFoundError(f"{folder} is not a folder; {from_hub}")
         saved = json.loads((folder / CONFIG).read_text())
         return cls._from_pretrained(model_id=str(folder), **(saved | options))  # type: ignore[attr-defined]
 
@@ -175,6 +182,8 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
     ) -> Self:
         if architecture not in [base.__name__ for base in cls.__mro__]:
             raise ValueError(f"{model_id} contains a {architecture}, not a {cls.__name__}: load it with that class")
+        if type(format_version) is not int:
+            raise ValueError(f"{model_id}: format_version must be an integer; got {format_version!r}")
         if format_version > FORMAT_VERSION:
             raise ValueError(
                 f"{model_id} has format {format_version}; this mrconv reads up to {FORMAT_VERSION}: upgrade mrconv"
@@ -194,20 +203,30 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
                     token=token,
                 )
             )
-        try:
-            with safe_open(weights, "pt") as file:
-                results = json.loads((file.metadata() or {}).get("results", "{}"))
-            state = load_file(weights)
-        except SafetensorError as error:
-            raise SafetensorError(f"{weights} cannot be read: {error}") from error
-        dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
-        if len(dtypes) == 1 and options.get("dtype") is None:
-            options["dtype"] = dtypes.pop()
+        header = read_header(weights)
+        if options.get("dtype") is None:
+            options["dtype"] = header.dtype
         with plugins_of_record(model_id, plugins):
+            cls._check_weights(options, header)
             model = cls(**options)
-        model.load_state_dict(state)
-        model.results = results
+        model.load_state_dict(load_file(weights))
+        model.results = header.results
         return model.eval()
+
+    @classmethod
+    def _check_weights(cls, options: dict[str, Any], header: Header) -> None:
+        """Reject a config that does not fit the weights before memory is allocated for it: build on the meta device."""
+        config = cls.config_class.make({name: each for name, each in options.items() if name not in FACTORY})
+        check_types(config)
+        check_constraints(config)
+        check_sizes(config, header)
+        registered = (KERNELS, getattr(config, "kernel", None)), (MIXERS, getattr(config, "mixer", None))
+        classes = [cls, *(kind.get(name) for kind, name in registered if name not in (None, "conv"))]
+        if all(each.__module__.startswith("mrconv.") for each in classes):  # other classes may not support meta
+            with torch.random.fork_rng(devices=[]), WithoutInitialValues():
+                model = cls(**(options | {"device": "meta"}))
+            model.load_state_dict(header.tensors)
+            check_same_dtypes(model, header)
 
 
 def is_local(name: str) -> bool:
@@ -219,7 +238,7 @@ def is_local(name: str) -> bool:
 
 
 def _check_folder(name: str) -> None:
-    """Raise FileNotFoundError if a folder does not exist or holds no model."""
+    """Raise FileNotFoundError if a folder does not exist or holds no model, ValueError if its config is not JSON."""
     folder = Path(name)
     if not folder.is_dir():
         hint = "; to load a model of this name from the hub, set revision='main'" if len(folder.parts) == 2 else ""
@@ -227,13 +246,14 @@ def _check_folder(name: str) -> None:
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{name} has no {file}: save_pretrained did not write this folder")
+    read_json(folder / CONFIG)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain a JSON object")

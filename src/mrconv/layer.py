@@ -18,6 +18,7 @@ from ._utils.checks import (
     check_decay,
     check_input,
     check_lengths,
+    check_momentum,
     check_positive,
     check_positive_int,
     check_rate,
@@ -114,6 +115,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         continuous = kernel_class(kernel).continuous
         check_rate(rate, kernel, continuous)
         check_positive(eps=eps)
+        check_momentum(momentum)
         if kernel_size > l_max:
             raise ValueError(f"kernel_size must be at most l_max = {l_max}; got {kernel_size}")
         if d_model % groups:
@@ -166,6 +168,11 @@ class MRConv(Mixer, CachedIntegerBuffers):
         return [direction.norm for direction in self.directions if direction.norm is not None]
 
     @property
+    def _synchronises(self) -> bool:
+        """Whether batch statistics are those of all processes."""
+        return self.sync_stats or any(isinstance(norm, nn.SyncBatchNorm) for norm in self.branch_norms)
+
+    @property
     def uses_batch_statistics(self) -> bool:
         """Whether the output depends on the batch's statistics: norm="batch" in training mode, not merged."""
         return any(norm.training for norm in self.branch_norms)
@@ -186,7 +193,9 @@ class MRConv(Mixer, CachedIntegerBuffers):
         # Drop positions past the longest sequence: less work, and padding cannot make the statistics less accurate.
         longest = int(lengths.max()) if readable(lengths) else u.shape[1]
         if longest == 0:
-            return as_autocast(self._cast(u).new_zeros(*u.shape[:2], self.heads * self.d_model))
+            if not (self.uses_batch_statistics and self._synchronises):
+                return as_autocast(self._cast(u).new_zeros(*u.shape[:2], self.heads * self.d_model))
+            longest = 1  # the other processes wait for the sums of this one
         lengths = lengths.to(u.device)
         if self._masks_inside:
             y = self.convolve(self._cast(u[:, :longest]), lengths, rate, gelu)
@@ -417,12 +426,12 @@ class MRConv(Mixer, CachedIntegerBuffers):
     def _merge_modes(self) -> None:
         assert self.D is not None
         biases = [bias for direction in self.directions if (bias := direction.merge_modes()) is not None]
-        bias = torch.stack(biases).sum(0) if biases else self.D.new_zeros(self.directions[0].kernel.channels)
+        bias = sum(biases[1:], biases[0]) if biases else self.D.new_zeros(self.directions[0].kernel.channels)
         self.bias = nn.Parameter(bias.to(self.D.dtype))
 
     def _merge_taps(self, rate: float) -> None:
         assert self.D is not None
-        values, lags, bias = self._expand(rate)
+        values, lags, bias = self._without_values(rate) if self.D.is_meta else self._expand(rate)
         dtype = self.D.dtype
         self.weight, self.bias = nn.Parameter(values.to(dtype)), nn.Parameter(bias.to(dtype))
         if not isinstance(lags, range):
@@ -430,6 +439,17 @@ class MRConv(Mixer, CachedIntegerBuffers):
             self.integers("lags")
             self.lags = self.lags.to(values.device)
         self._drop_branches()
+
+    def _without_values(self, rate: float) -> MergedKernel:
+        """Return an uninitialised kernel of the shape of `_expand`."""
+        assert self.D is not None
+        reach, taps = resampled(self.l_max, rate), [each.lags for d in self.directions for each in d.shapes(rate)]
+        lags: Lags = range(-reach if self.bidirectional else 0, reach)
+        if not all(isinstance(each, range) for each in taps):
+            skip = {0} if self.groups == 1 else set()
+            lags = tuple(sorted(skip.union(*taps)))
+        C = self.directions[0].kernel.channels
+        return MergedKernel(self.D.new_empty(C, len(lags)), lags, self.D.new_empty(C))
 
     def _drop_branches(self) -> None:
         self.branches = nn.ModuleList()
@@ -508,7 +528,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
     def _normalised_branches(self, x: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Compute the branches with batch statistics, and update the running statistics."""
         norms, directions = self.branch_norms, self.directions
-        sync = self.sync_stats or isinstance(norms[0], nn.SyncBatchNorm)
+        sync = self._synchronises
         if x.shape[0] * x.shape[2] == 1 and not sync:
             raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
         weights = [
@@ -579,7 +599,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         elif self.weight is not None and weight.shape[0] == self.weight.shape[0] and weight.shape != self.weight.shape:
             values = self.weight.new_empty(weight.shape)
             self.weight = nn.Parameter(values, requires_grad=self.weight.requires_grad)
-            self.lags = torch.zeros_like(lags, device=values.device)
+            self.lags = torch.zeros(lags.shape, dtype=lags.dtype, device=values.device)
 
 
 def reparameterize(model: M, rate: float | None = None, *, dense: bool = False) -> M:

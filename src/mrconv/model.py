@@ -16,6 +16,7 @@ from .config import (
     ClassifierConfig,
     LabellerConfig,
     LanguageModelConfig,
+    PoolingOptions,
     RegressorConfig,
     TwoTowerConfig,
     values_of,
@@ -149,8 +150,9 @@ class _WithLinearHead(StreamingModule, _WithBackbone):
         name = "n_outputs" if isinstance(self.config, RegressorConfig) else "n_classes"
         outputs = getattr(self.config, name)
         check_positive_int(**{name: outputs})
-        how = getattr(self.config, "pool", None)
-        if how is not None:
+        how = None
+        if isinstance(self.config, PoolingOptions):
+            how = self.config.pool
             check_choice("pool", how, ("mean", "last"))
         self.pool = None if getattr(self.config, "per_position", False) else how
         self.head = nn.Linear(self.config.d_model, outputs, **factory)

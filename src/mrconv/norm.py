@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from ._utils.checks import readable
 from .ops import compute_dtype, mean_and_variance
 
 
@@ -41,6 +42,12 @@ def _buffers(norm: nn.BatchNorm1d) -> ops.RunningStatistics:
     return ops.RunningStatistics(norm.running_mean, norm.running_var, norm.num_batches_tracked)
 
 
+def _sums(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the sums over batch and time of x and of its squares, (2, D), where mask is true."""
+    valid = x if mask is None else x.masked_fill(~mask, 0)
+    return torch.stack([valid.sum((0, 1)), valid.square().sum((0, 1))])
+
+
 class SequenceBatchNorm(nn.BatchNorm1d):
     """`nn.BatchNorm1d` over batch and time of (B, L, D), with an optional mask and synchronised statistics."""
 
@@ -49,12 +56,18 @@ class SequenceBatchNorm(nn.BatchNorm1d):
         self.sync_stats = sync_stats
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalise x; positions where mask (B, L, 1) is false do not count in the statistics."""
+        """Normalise x; positions where mask (B, L, 1) is false do not count in the statistics.
+
+        On a CPU, values whose squares overflow in float32 are computed in float64 if there is a mask.
+        """
         if not self.training or (mask is None and not self.sync_stats):
             return super().forward(x.flatten(0, 1)).view_as(x)
         wide = x.to(compute_dtype(x))
-        valid = wide if mask is None else wide.masked_fill(~mask, 0)
-        sums = torch.stack([valid.sum((0, 1)), valid.square().sum((0, 1))])
+        sums = _sums(wide, mask)
+        # processes have to agree on a dtype
+        if not self.sync_stats and readable(sums) and not sums.isfinite().all():
+            wide = x.double()
+            sums = _sums(wide, mask)
         count = x.shape[0] * x.shape[1] if mask is None else mask.sum()
         mean, var, total = mean_and_variance(sums, count, self.sync_stats)
         update_running_statistics([self], mean.detach(), var.detach(), total)

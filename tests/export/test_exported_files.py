@@ -260,6 +260,30 @@ def test_a_wrong_export_raises_and_writes_no_file(tmp_path, monkeypatch, capsys,
     assert out.read_text() == "an older file"
 
 
+def inaccurate():
+    """A model whose float32 outputs have errors above 1e-4: large numbers cancel in its head."""
+    model = build(SequenceLabeller, n_classes=3, l_max=30)
+    with torch.no_grad():
+        model.backbone.blocks[0].norm.bias += 3e3
+        model.head.weight -= model.head.weight.mean(1, keepdim=True)
+    return model
+
+
+def test_a_model_with_large_errors_of_rounding_is_exported_with_the_same_error_every_time(tmp_path):
+    model, errors = inaccurate(), set()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        errors.add(export(model, tmp_path / "model.pt2", "torch").error)
+    assert len(errors) == 1
+    assert 1e-4 < errors.pop() < 0.1
+
+
+def test_a_wrong_export_of_a_model_with_large_errors_of_rounding_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr(plain_ops, "convolve", off_by_one)
+    with pytest.raises(ExportFailed, match=r"the limit is [1-9]e-0[123];"):
+        export(inaccurate(), tmp_path / "model.pt2", "torch")
+
+
 def test_baselines_are_exported_or_rejected_with_the_reason(tmp_path):
     export(build(mixer="attention", l_max=20), tmp_path / "attention.pt2", "torch")
     with pytest.raises(ExportFailed, match=r"mixer='s4d' cannot be exported as torch: .* fixed=True"):

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -19,10 +20,12 @@ from mrconv import SequenceClassifier
 from mrconv.cli.train import print_result
 from mrconv.hub import read_json
 from mrconv.training import checkpoints, loop, report, rundir
-from mrconv.training.checkpoints import AtomicIO, Checkpoints, latest_valid_checkpoint
+from mrconv.training.checkpoint_files import latest_valid_checkpoint
+from mrconv.training.checkpoints import AtomicIO, Checkpoints
 from mrconv.training.figures import draw_run
 from mrconv.training.module import NonFiniteError, Training
 from mrconv.training.run_names import recipe_changes
+from mrconv.training.trainer import logger_errors_raised_once
 
 from ..conftest import slow_except
 from ..processes import Command
@@ -90,8 +93,52 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(uninterrupte
         assert latest_valid_checkpoint(folder) == folder / "previous.ckpt"
 
 
+def saved_content(**changes):
+    """The least that a checkpoint of a run holds."""
+    state = {"best_epoch": 0, "history": [{"epoch": 1, "step": 4}], "seconds": 1.0, "random": []}
+    weights = {"model.x": torch.full((1000,), 3.0)}
+    values = {"mrconv": state, "epoch": 0, "global_step": 4, "optimizer_states": [], "state_dict": weights}
+    return values | changes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (3, "it is not a checkpoint of mrconv"),
+        ({"state_dict": {}}, "it is not a checkpoint of mrconv"),
+        (saved_content(mrconv={}), "it has no best_epoch"),
+        (saved_content(mrconv=saved_content()["mrconv"] | {"history": [1]}), "its history is no list of epochs"),
+        (saved_content(mrconv=saved_content()["mrconv"] | {"random": [{}]}), "its random states are incomplete"),
+        (saved_content(global_step="4"), "its global_step is a str"),
+        (saved_content(state_dict={"model.x": 1}), "its weights x are not finite"),
+        (saved_content(state_dict={"model.x": torch.tensor([1, math.nan])}), "its weights x are not finite"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_checkpoint_of_wrong_contents_is_named_and_not_used(tmp_path, wrong, message):
+    torch.save(saved_content(), tmp_path / "previous.ckpt")
+    torch.save(wrong, tmp_path / "last.ckpt")
+    with pytest.warns(UserWarning, match=rf"last\.ckpt cannot be read and is not used: {message}"):
+        assert latest_valid_checkpoint(tmp_path) == tmp_path / "previous.ckpt"
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path):
+    experiment, folder = listops(data_dir=str(tmp_path / "data"), epochs=1), tmp_path / "run"
+    loop.train(experiment, folder, quiet=True)
+    (folder / "result.json").unlink()
+    for name in ("last.ckpt", "best.ckpt"):
+        checkpoint = torch.load(folder / name, weights_only=True)
+        checkpoint["state_dict"]["model.head.bias"] = torch.zeros(11)
+        torch.save(checkpoint, folder / name)
+    message = r"\.ckpt holds the weights of another model: head\.bias has \(11,\) there and \(10,\) here"
+    with pytest.raises(ValueError, match=f"last{message}"):
+        loop.train(experiment, folder, quiet=True)
+    with pytest.raises(ValueError, match=f"best{message}"):
+        loop.finish(folder)
+
+
 def test_damaged_tensors_are_detected(tmp_path):
-    torch.save({"mrconv": {}, "weights": torch.full((1000,), 3.0)}, tmp_path / "last.ckpt")
+    torch.save(saved_content(), tmp_path / "last.ckpt")
     assert latest_valid_checkpoint(tmp_path) == tmp_path / "last.ckpt"
     content = bytearray((tmp_path / "last.ckpt").read_bytes())
     content[content.index(torch.full((100,), 3.0).numpy().tobytes()) + 50] ^= 1
@@ -131,8 +178,9 @@ def test_code_in_a_checkpoint_is_not_executed(tmp_path):
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     torch.save({"mrconv": Evil()}, tmp_path / "last.ckpt")
-    with pytest.warns(UserWarning, match="cannot be read"):
+    with pytest.warns(UserWarning, match="cannot be read .*: it holds code, or other objects") as warned:
         assert latest_valid_checkpoint(tmp_path) is None
+    assert "weights_only" not in str(warned[0].message)  # torch's advice is to execute the code
     with pytest.raises(Exception, match=r"[Ww]eights"):
         AtomicIO().load_checkpoint(tmp_path / "last.ckpt")
     assert not (tmp_path / "ran").exists()
@@ -151,6 +199,33 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
         AtomicIO().save_checkpoint({"x": torch.zeros(3)}, path)
     assert torch.equal(AtomicIO().load_checkpoint(path)["x"], torch.ones(3))
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_full_disk_inside_torch_save_is_an_error_of_the_file(tmp_path, monkeypatch):
+    def fail(checkpoint, file):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")  # noqa: B904
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match=r"No space left on device: '.*last\.ckpt'"):
+        AtomicIO().save_checkpoint({}, tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize(("module", "error", "printed"), [("tensorboard.x", OSError, 0), ("x", OSError, 1)])
+def test_an_error_of_tensorboards_thread_is_not_printed_twice(monkeypatch, module, error, printed):
+    reports = []
+
+    def fail():
+        raise error
+
+    writer = type("Writer", (threading.Thread,), {"__module__": module})(target=fail)
+    monkeypatch.setattr(threading, "excepthook", reports.append)
+    with logger_errors_raised_once():
+        writer.start()
+        writer.join()
+    assert len(reports) == printed
 
 
 def test_a_non_finite_loss_stops_the_run_and_names_step_rate_and_checkpoint(tmp_path, monkeypatch):
@@ -365,13 +440,19 @@ def test_a_checkpoint_within_an_epoch_does_not_become_the_best(tmp_path, monkeyp
     assert (tmp_path / "run" / "best.ckpt").read_bytes() == best
 
 
-def test_a_damaged_best_checkpoint_is_reported_and_the_record_names_the_used_epoch(tmp_path, monkeypatch):
+def test_a_damaged_best_checkpoint_is_reported_and_the_record_names_the_used_epoch(tmp_path, monkeypatch, capsys):
     experiment = listops(data_dir=str(tmp_path / "data"), epochs=2)
     monkeypatch.setattr(Checkpoints, "is_better", lambda self, new, best: best is None)
     assert loop.train(experiment, tmp_path / "run", quiet=True)["best_epoch"] == 1
     (tmp_path / "run" / "best.ckpt").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"best\.ckpt cannot be read and is not used"):
-        assert loop.finish(tmp_path / "run")["best_epoch"] == 2
+        result = loop.finish(tmp_path / "run")
+    assert result["best_epoch"] == 2
+    substitution = {"used": "last.ckpt", "instead_of": "best.ckpt", "why": "File is not a zip file"}
+    assert rundir.read_result(tmp_path / "run")["substitution"] == substitution
+    assert "last.ckpt instead of best.ckpt" in report.table([result])
+    print_result(result, tmp_path / "run")
+    assert "epoch 2 (last.ckpt instead of best.ckpt: File is not a zip file)" in capsys.readouterr().out
 
 
 def test_a_run_without_an_epoch_cannot_be_finished(tmp_path, monkeypatch):
@@ -453,6 +534,9 @@ def test_a_damaged_result_is_reported(tmp_path):
     folder.mkdir()
     (folder / "result.json").write_text("{partial")
     with pytest.raises(ValueError, match=r"result\.json is not JSON"):
+        loop.train(experiment, folder, quiet=True)
+    (folder / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"result\.json is not the result of a run: key 'name' is missing"):
         loop.train(experiment, folder, quiet=True)
 
 

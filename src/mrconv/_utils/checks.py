@@ -8,6 +8,8 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
+MAX_RATE = 1000
+
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise ValueError for a value that is not allowed."""
@@ -56,8 +58,10 @@ def check_decay(decay: float | Sequence[float] | None, combine: str) -> tuple[fl
 
 
 def check_rate(rate: float, kernel: str, continuous: bool) -> None:
-    """Raise ValueError for a rate that is not positive, or not 1 for a kernel that cannot be resampled."""
+    """Raise ValueError for a rate that is not positive, too high, or not 1 for a kernel that cannot be resampled."""
     check_positive(rate=rate)
+    if rate > MAX_RATE:
+        raise ValueError(f"rate must be at most {MAX_RATE:,}, as kernels get this many times as long; got {rate:g}")
     if rate != 1 and not continuous:
         raise ValueError(
             f"rate={rate:g} needs a continuous kernel such as 'fourier'; kernel={kernel!r} has taps at fixed positions "
@@ -106,3 +110,9 @@ def check_fraction(name: str, value: float) -> None:
     """Raise ValueError for a number outside of [0, 1)."""
     if not isinstance(value, Real) or not 0 <= value < 1:
         raise ValueError(f"{name} must be a number in [0, 1); got {value!r}")
+
+
+def check_momentum(momentum: float | None) -> None:
+    """Raise ValueError for anything but a number in [0, 1] or None."""
+    if momentum is not None and not (isinstance(momentum, Real) and 0 <= momentum <= 1):
+        raise ValueError(f"momentum must be a number in [0, 1] or None; got {momentum!r}")

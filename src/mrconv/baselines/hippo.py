@@ -9,6 +9,9 @@ from torch import Tensor
 
 from .._utils.checks import check_choice, check_positive_int
 
+MAX_STATE = 2048
+"""Largest size of a state: a matrix of this size is diagonalised."""
+
 
 def hippo_legs(N: int) -> tuple[Tensor, Tensor]:
     """Return HiPPO-LegS: A[n, k] = -sqrt((2n+1)(2k+1)) for n > k, -(n+1) for n = k, else 0; B[n] = sqrt(2n+1)."""
@@ -45,7 +48,9 @@ def initial_diagonal(name: str, N: int) -> tuple[Tensor, Tensor]:
 
 
 def check_even(d_state: int) -> None:
-    """Reject an odd state size: the state consists of conjugate pairs."""
+    """Reject an odd state size, as the state consists of conjugate pairs, and one above MAX_STATE."""
     check_positive_int(d_state=d_state)
+    if d_state > MAX_STATE:
+        raise ValueError(f"d_state must be at most {MAX_STATE}; got {d_state}")
     if d_state % 2:
         raise ValueError(f"d_state must be even, because the state consists of conjugate pairs; got {d_state}")

@@ -48,8 +48,9 @@ class LongConv(LongConvolution):
         if lam < 0:
             raise ValueError(f"lam must not be negative; got {lam!r}")
         self.lam, self.smooth, self.kernel_dropout = lam, smooth, kernel_dropout
-        k = standard_normal(self.n_directions, d_model, l_max) * (0.02 if init == "geometric" else 0.002)
-        if init == "geometric":
+        k = standard_normal(self.n_directions, d_model, l_max, device=self.factory["device"])
+        k *= 0.02 if init == "geometric" else 0.002
+        if init == "geometric" and not k.is_meta:
             speed = (d_model / 2) ** (torch.arange(d_model, dtype=k.dtype, device="cpu") / d_model)
             k *= torch.exp(-torch.outer(speed, torch.arange(l_max, dtype=k.dtype, device="cpu") / l_max))
         self.k = as_parameter(k, **self.factory)

@@ -30,8 +30,13 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(ops.compute_dtype(x))
 
 
-def standard_normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Draw standard normal values on the CPU: the same for every dtype and device of the parameter."""
+def standard_normal(*shape: int, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
+    """Draw standard normal values on the CPU: the same for every dtype and device of the parameter.
+
+    For a parameter on the meta device nothing is drawn.
+    """
+    if device is not None and torch.device(device).type == "meta":
+        return torch.empty(*shape, dtype=dtype, device=device)
     return torch.randn(*shape, dtype=dtype, device="cpu")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mrconv._utils.progress_bar import progress_bar
 
-from .parser import CommandError, add_device, add_plugins, command_errors, usable_device
+from .parser import CommandError, add_device, add_plugins, command_errors, optional_imports, usable_device
 
 
 def add(commands: Any) -> None:
@@ -44,9 +44,10 @@ def add(commands: Any) -> None:
 
 def evaluate(given: argparse.Namespace) -> None:
     """Print the metrics of every evaluated split; write them and all predictions."""
-    with command_errors():
+    with optional_imports("`mrconv evaluate`", "train"):
         from mrconv.training import evaluation
 
+    with command_errors():
         device, out = usable_device(given.device), given.out or given.folder
         with progress_bar(f"evaluating {given.folder}") as progress:
             measured = evaluation.measure_run(given.folder, given.settings, not given.branches, device, progress)
@@ -59,9 +60,10 @@ def finish(given: argparse.Namespace) -> None:
     """Score, merge and record a run's best weights."""
     from .train import print_result
 
-    with command_errors():
+    with optional_imports("`mrconv finish`", "train"):
         from mrconv.training import loop
 
+    with command_errors():
         print_result(loop.finish(given.folder), given.folder)
 
 
@@ -69,9 +71,10 @@ def reparameterize(given: argparse.Namespace) -> None:
     """Merge a run's model, compare it with the unmerged one and save it."""
     if given.rate is not None and given.rate <= 0:
         raise CommandError(f"argument --rate: must be positive; got {given.rate}")
-    with command_errors():
+    with optional_imports("`mrconv reparameterize`", "train"):
         from mrconv.training import evaluation
 
+    with command_errors():
         out, error, sizes = evaluation.merge(given.folder, given.rate, given.out)
     print(f"{sizes[0]:,} parameters -> {sizes[1]:,}; largest difference of the logits, relative: {error:.1e}")
     print(out)

@@ -144,7 +144,7 @@ def _job(experiment: Any, folder: Path) -> None:
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
     """Make Ctrl-C stop a run as SIGTERM does: after the current step, with a checkpoint. A second one stops at once."""
-    from mrconv.training.checkpoints import LAST
+    from mrconv.training.checkpoint_files import LAST
     from mrconv.training.rundir import is_rank_zero
 
     interrupted = False
@@ -201,6 +201,8 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     epoch = f"best epoch {result['best_epoch']}"
     if result.get("stopped_early"):
         epoch += f", stopped early after {result['epochs_done']} of {result['epochs']} epochs"
+    if used := result.get("substitution"):
+        epoch = f"epoch {result['best_epoch']} ({used['used']} instead of {used['instead_of']}: {used['why']})"
     if best := result.get("best_on_test"):
         epoch = f"last epoch; best on test {metric.text(best[metric.name])} at epoch {best['epoch']}"
     print(f"\n{result['name']}: {split} {score}, merged {merged}, {epoch}{done}")

@@ -15,8 +15,8 @@ from ..vision.convnext import MRConvNeXt
 from .formats import Runner, Signature
 from .step_model import StepModel
 
-Comparison = tuple[tuple[int, int], Tensor, Tensor]
-"""Batch size and length of an input, the file's output for it, and the original model's."""
+Comparison = tuple[tuple[int, int], Tensor, tuple[Tensor, ...]]
+"""Batch size and length of an input, the file's output for it, and the input as arguments of a model."""
 
 BATCH = Dim("batch", min=1)
 
@@ -32,7 +32,6 @@ class ExportTarget:
     def __init__(self, original: Model, merged: Model, longest: int) -> None:
         config: Any = merged.config
         self.original, self.merged, self.longest, self.mixer = original, merged, longest, config.mixer
-        self.dtype = next(original.parameters()).dtype
 
     def example(self) -> tuple[Tensor, ...]:
         """Return inputs to trace with."""
@@ -42,9 +41,10 @@ class ExportTarget:
         """Run a file on random inputs of several sizes."""
         raise NotImplementedError
 
-    def expected(self, *inputs: Tensor) -> Tensor:
-        """Return the original model's output."""
-        return self.original(*(x.to(self.dtype) if x.is_floating_point() else x for x in inputs))
+    def output(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return a model's output that corresponds to a file's."""
+        dtype = next(model.parameters()).dtype
+        return model(*(x.to(dtype) if x.is_floating_point() else x for x in inputs))
 
 
 class SequenceTarget(ExportTarget):
@@ -69,7 +69,7 @@ class SequenceTarget(ExportTarget):
         for size in ((1, self.longest), *shorter):
             inputs = random_inputs(self.merged, *size, self.padded)
             (output,) = run(*inputs)
-            yield size, output, self.expected(*inputs)
+            yield size, output, inputs
 
 
 class ImageTarget(ExportTarget):
@@ -89,7 +89,7 @@ class ImageTarget(ExportTarget):
         for batch in (1, 3):
             inputs = random_inputs(self.merged, batch)
             (output,) = run(*inputs)
-            yield (batch, self.longest), output, self.expected(*inputs)
+            yield (batch, self.longest), output, inputs
 
 
 class StepTarget(ExportTarget):
@@ -115,5 +115,9 @@ class StepTarget(ExportTarget):
             state = list(first)
             for t in range(start, start + 3):
                 output, *state = run(x[:, t].contiguous(), *state)
-                expected = self.expected(x[:, : t + 1])
-                yield (batch, t + 1), output, expected[:, -1] if expected.ndim == 3 else expected
+                yield (batch, t + 1), output, (x[:, : t + 1],)
+
+    def output(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return the output of a model at the last position."""
+        whole = super().output(model, inputs)
+        return whole[:, -1] if whole.ndim == 3 else whole

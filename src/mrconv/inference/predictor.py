@@ -25,6 +25,8 @@ from ..vision.convnext import MRConvNeXt
 from .prediction import Prediction, activate, interpret
 from .stream import Stream, initial_state, max_positions
 
+MAX_NUMBERS = 2**28
+"""Largest number of activations of one input in one layer."""
 MODELS = SequenceClassifier | SequenceRegressor | SequenceLabeller | TwoTowerClassifier | LanguageModel | MRConvNeXt
 
 
@@ -56,6 +58,7 @@ class Predictor:
                 f"{folder / INPUTS_FILE} describes another model, with {self.preprocessor.sizes}; "
                 f"this model has {expected.sizes}"
             )
+        self._check_length()
         self.target = self.preprocessor.target
         if expected.target != ("class" if self.target == "labels" else self.target):
             raise ValueError(
@@ -68,6 +71,15 @@ class Predictor:
         causal, masked = not getattr(model.config, "bidirectional", True), getattr(model.config, "mask_padding", False)
         self.ignores_padding = causal or masked
         self._warm_up()
+
+    def _check_length(self) -> None:
+        """Reject inputs so long that one layer's output would take more than a gigabyte."""
+        config, length = self.model.config, self.preprocessor.length
+        if length * (width := getattr(config, "d_model", 0) or config.dims[0]) > MAX_NUMBERS:
+            raise ValueError(
+                f"{self.folder}: not enough memory for an input of length {length:,} with {width:,} channels; their "
+                f"product may be {MAX_NUMBERS:,}"
+            )
 
     def _warm_up(self) -> None:
         """Predict once, so that initialisation and its errors happen before the first request."""

@@ -9,8 +9,10 @@ from safetensors import SafetensorError
 
 from .. import model as models
 from .._utils.files import atomic_write
+from .._utils.plugins import NotRegistered
 from ..hub import CONFIG, MERGED, MODEL, Model, model_folder, read_json
 from ..layer import reparameterize
+from ..ops import triton_unavailable
 from ..tasks.preprocessing import INPUTS_FILE, Preprocessor
 from ..vision.convnext import MRConvNeXt
 from .predictor import Predictor
@@ -21,6 +23,8 @@ ARCHITECTURES: dict[str, type[Model]] = {
     if isinstance(cls, type) and issubclass(cls, Model) and cls is not Model and not name.startswith("_")
 }
 """The models that `load_model` can load, by the name in their config.json."""
+DAMAGED = (SafetensorError, TypeError, ValueError, RuntimeError, OverflowError, MemoryError)
+"""Errors of a folder that is damaged, or written by another model."""
 
 
 def load_model(folder: Path) -> Model:
@@ -35,9 +39,18 @@ def load_model(folder: Path) -> Model:
     if cls is None:
         raise ValueError(f"{config}: architecture {name!r} is not a model of mrconv")
     try:
-        return cls.from_pretrained(folder)
-    except (SafetensorError, TypeError, RuntimeError) as error:  # damaged, or written by another model
-        raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
+        model = cls.from_pretrained(folder)
+    except NotRegistered:  # names the folder
+        raise
+    except DAMAGED as error:
+        raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split()):.500}") from error
+    if getattr(model.config, "backend", None) == "triton" and (why_not := _triton_unavailable()):
+        raise ValueError(f'{config}: backend=\'triton\' cannot run here: {why_not}; set "backend": "auto"')
+    return model
+
+
+def _triton_unavailable() -> str | None:
+    return triton_unavailable(torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def load(path: Path | str, device: torch.device | str = "cpu", *, merged: bool = True) -> Predictor:
@@ -51,7 +64,10 @@ def load(path: Path | str, device: torch.device | str = "cpu", *, merged: bool =
     folder = model_folder(Path(path), *((MERGED, MODEL) if merged else (MODEL,)))
     model = load_model(folder)
     if merged:
-        reparameterize(model)
+        try:
+            reparameterize(model)
+        except ValueError as error:  # statistics that are not finite
+            raise ValueError(f"{folder}: {error}") from error
     elif getattr(model.config, "merged", False):
         raise ValueError(f"the model in {folder} is merged: it has no branches")
     return Predictor(model, folder, device)

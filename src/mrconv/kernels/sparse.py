@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from .dilated import DilatedKernel
 from .protocol import register_kernel
+
+MAX_PERMUTATION = 2**20
 
 
 @register_kernel("sparse")
@@ -24,7 +27,7 @@ class SparseKernel(DilatedKernel):
         """Create the taps and draw their positions."""
         super().build(seed, **factory)
         draw = torch.Generator().manual_seed(seed)
-        drawn = [torch.randperm(n, generator=draw, device="cpu")[: self.kernel_size] for n in self.lengths]
+        drawn = [_draw(n, self.kernel_size, draw) for n in self.lengths]
         index = torch.stack(drawn).sort(1).values
         self.register_buffer("index", index)
         self._drawn = self.positions
@@ -39,3 +42,10 @@ class SparseKernel(DilatedKernel):
         """Draw white taps of expected energy 1, and restore the positions drawn from the seed."""
         super().reset_parameters()
         self.index.copy_(torch.tensor(self._drawn))
+
+
+def _draw(n: int, count: int, draw: torch.Generator) -> Tensor:
+    """Return distinct numbers below n; a permutation of very many would not fit in memory."""
+    if n <= MAX_PERMUTATION:
+        return torch.randperm(n, generator=draw, device="cpu")[:count]
+    return torch.tensor(random.Random(draw.initial_seed()).sample(range(n), count), device="cpu")

@@ -338,7 +338,7 @@ def load_preprocessor(folder: Path) -> Preprocessor | None:
     path = folder / INPUTS_FILE
     try:
         return Preprocessor.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} does not describe a model's inputs: {error}") from None
 
 

@@ -10,9 +10,6 @@ import random
 import signal
 import threading
 import time
-import warnings
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +23,13 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from mrconv._utils.files import atomic_write
 from mrconv.tasks import Prepared
 
+from .checkpoint_files import BEST, LAST, PREVIOUS
 from .datamodule import TaskData
 from .module import NonFiniteError
 from .scores import is_better
 
 SYNC_EVERY = 50  # batches after which processes exchange whether to save or stop
-LAST, PREVIOUS, BEST, METRICS = "last.ckpt", "previous.ckpt", "best.ckpt", "metrics.csv"
+METRICS = "metrics.csv"
 
 
 class AtomicIO(CheckpointIO):
@@ -41,10 +39,18 @@ class AtomicIO(CheckpointIO):
         """Write a checkpoint; if that fails, the previous file stays."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target) as draft, draft.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with atomic_write(target) as draft, draft.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:  # torch replaces an error of the file by one of its own
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            if cause is None:
+                raise
+            raise OSError(cause.errno, cause.strerror, str(target)) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         """Read a checkpoint."""
@@ -297,22 +303,3 @@ def restore_files(folder: Path, checkpoint: Path) -> int:
         if (last["epoch"], last["step"]) == (state["best_epoch"] + 1, step):
             write_best(folder, checkpoint)
     return step
-
-
-def latest_valid_checkpoint(folder: Path, names: Sequence[str] = (LAST, PREVIOUS)) -> Path | None:
-    """Return the first checkpoint that can be read, by default of those that resume a run; warn about damaged ones."""
-    for name in names:
-        path = folder / name
-        if not path.exists():
-            continue
-        try:
-            ours = "mrconv" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
-            with zipfile.ZipFile(path) as file:
-                damaged = file.testzip()  # includes tensors, whose checksums torch does not verify
-            if ours and damaged is None:
-                return path
-            reason = f"{damaged} in it is damaged" if ours else "it is not a checkpoint of mrconv"
-        except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"{path} cannot be read and is not used: {reason}", stacklevel=2)
-    return None

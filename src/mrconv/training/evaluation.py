@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from mrconv import MRConv, MRConvNeXt, inference, reparameterize
+from mrconv._utils.accuracy import allowed_error, relative_error, rounded_copies
 from mrconv.example_inputs import random_inputs
 from mrconv.hub import MERGED, MODEL, Model
 from mrconv.inference import load_model
@@ -32,6 +34,8 @@ CHANGEABLE_FOR_EVALUATION = {
     "data", "data_dir", "cache_dir", "task", "task_options", "rate", "batch_size", "limit_eval", "pad", "workers",
     "plugins",
 }  # fmt: skip
+MAX_ERROR = 1e-3
+"""Largest relative error of merged logits, unless the model's own errors of rounding are larger."""
 
 
 def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment:
@@ -120,8 +124,8 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
     for layer in model.modules():
         if isinstance(layer, MRConv):
             layer.backend = "reference"  # N convolutions and N BatchNorms
-    error = difference(model, merged, rate)
-    if not error < 1e-3:
+    error, allowed = merging_error(model, merged, rate)
+    if not error < allowed:
         raise ValueError(f"{folder}: the logits of the merged model differ by {error:.1e}, relative; nothing was saved")
     out = out or folder / (MERGED if rate is None else f"{MERGED}-{rate:g}")
     preprocessor = load_preprocessor(folder / MODEL)
@@ -136,9 +140,15 @@ def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> t
 
 
 @torch.no_grad()
-def difference(model: Model, merged: Model, rate: float | None) -> float:
-    """Return the largest difference of two models' logits on random inputs, relative to the largest logit."""
+def merging_error(model: Model, merged: Model, rate: float | None) -> tuple[float, float]:
+    """Return the error of a merged model's logits for random inputs, relative to float64, and the one allowed."""
     config: Any = model.config
-    inputs = random_inputs(model, 2, None if rate is None else resampled(config.l_max, rate))
-    a, b = model(*inputs, rate=rate), merged(*inputs)
-    return float((a - b).abs().max() / a.abs().max())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        inputs = random_inputs(model, 2, None if rate is None else resampled(config.l_max, rate))
+        models = rounded_copies(model)
+    wide = (x.double() if x.is_floating_point() else x for x in inputs)
+    exact = copy.deepcopy(model).double()(*wide, rate=rate)
+    return relative_error(merged(*inputs), exact), allowed_error(
+        MAX_ERROR, models, lambda each: each(*inputs, rate=rate), exact
+    )

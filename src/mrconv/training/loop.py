@@ -23,16 +23,16 @@ from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.tasks.progress_callback import Progress, ProgressCounter, no_progress
 
 from . import rundir
-from .checkpoints import (
+from .checkpoint_files import (
     BEST,
     LAST,
     PREVIOUS,
-    Checkpoints,
-    data_of_checkpoint,
+    check_same_model,
+    find_problem,
     latest_valid_checkpoint,
-    read_step,
-    restore_files,
+    model_weights,
 )
+from .checkpoints import Checkpoints, data_of_checkpoint, read_step, restore_files
 from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
@@ -44,7 +44,7 @@ from .progress import EpochProgress
 from .run_names import recipe_changes
 from .scores import SCORES
 from .targets import TARGETS
-from .trainer import make_trainer
+from .trainer import logger_errors_raised_once, make_trainer
 
 ALL = "all"
 """Split of data that is scored as a whole."""
@@ -92,6 +92,8 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
     if checkpoint is not None:
         data = data_of_checkpoint(checkpoint, data)
         datamodule = TaskData(experiment, data)
+        content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
+        check_same_model(checkpoint, model_weights(content), model)
     metric = SCORES[data.metric]
     checkpoints = Checkpoints(folder, datamodule, experiment.checkpoint_minutes)
     checkpoints.last_is_valid = checkpoint == folder / LAST
@@ -124,7 +126,8 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
             epochs = f"{done // steps} of {experiment.epochs} epochs"
             print(f"resuming from {checkpoint}: {epochs}, {done:,} steps are done", flush=True)
     try:
-        trainer.fit(training, datamodule, ckpt_path=checkpoint, weights_only=True)
+        with logger_errors_raised_once():
+            trainer.fit(training, datamodule, ckpt_path=checkpoint, weights_only=True)
     except SIGTERMException:
         raise SystemExit(143) from None  # Lightning would exit with 0, but the run is not complete
     except NonFiniteError as error:
@@ -166,7 +169,7 @@ def _record(
 ) -> dict[str, Any]:
     """Score the best weights, merge them, score again, and write models, figures and result."""
     seconds, environment = checkpoints.seconds, read_json(folder / rundir.ENVIRONMENT)
-    model, best_epoch = load_best_model(folder, data, experiment)
+    model, best_epoch, substitution = load_best_model(folder, data, experiment)
     parameters = sum(p.numel() for p in model.parameters())
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
     epochs_done, preprocessor = len(checkpoints.history), Preprocessor.from_data(data)
@@ -189,6 +192,7 @@ def _record(
         data.metric: scores[MODEL],
         f"merged_{data.metric}": scores[MERGED],
         "best_epoch": best_epoch,
+        **({"substitution": substitution} if substitution else {}),
         "watched": checkpoints.monitored,  # a key of recorded results; codespell:ignore watched
         "epochs": experiment.epochs,
         "epochs_done": epochs_done,
@@ -196,7 +200,7 @@ def _record(
         "merged_parameters": sum(p.numel() for p in model.parameters()),
         "seconds": round(seconds, 1),
         "seed": experiment.seed,
-        "command": environment.pop("command"),
+        "command": environment.pop("command", None),
         "examples": {name: len(split) for name, split in data.splits.items()},
         "data": rundir.scalar_facts(data.facts),
         "environment": environment,
@@ -231,20 +235,22 @@ def finish(folder: Path) -> dict[str, Any]:
         return _record(experiment, folder, data, checkpoints)
 
 
-def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Model, int]:
+def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Model, int, dict[str, Any]]:
     """Return the model with the best readable weights of a run, unmerged and in eval mode, and their epoch.
 
-    Its outputs are in the units of the data.
+    Its outputs are in the units of the data. The last value is empty, or names the checkpoint that was used in place of
+    the best weights, and why.
     """
     path = latest_valid_checkpoint(folder, (BEST, LAST, PREVIOUS))
     if path is None:
         raise FileNotFoundError(f"{folder} has no checkpoint that can be read")
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    state = checkpoint["state_dict"]
-    model = build_model(experiment, data)
-    model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")})
+    model, weights = build_model(experiment, data), model_weights(checkpoint)
+    check_same_model(path, weights, model)
+    model.load_state_dict(weights)
     TARGETS[data.target](data).fold_units(model)
-    return model.eval(), checkpoint["epoch"] + 1
+    substitution = {"used": path.name, "instead_of": BEST, "why": find_problem(folder / BEST)}
+    return model.eval(), checkpoint["epoch"] + 1, {} if path.name == BEST else substitution
 
 
 def evaluation_loaders(data: Prepared, experiment: Experiment) -> dict[str, BatchLoader]:

@@ -16,7 +16,8 @@ from ..tasks.archives import copy_exactly, tar_files
 from ..tasks.errors import DataError
 from ..tasks.reading import reading
 from . import rundir
-from .checkpoints import BEST, LAST, METRICS, PREVIOUS, latest_valid_checkpoint, read_step
+from .checkpoint_files import BEST, LAST, PREVIOUS, latest_valid_checkpoint
+from .checkpoints import METRICS, read_step
 
 MANIFEST, PART, FORMAT = "manifest.json", "part-{:03d}", 1
 FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, BEST, rundir.RESULT, MODEL)

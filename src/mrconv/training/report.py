@@ -168,7 +168,13 @@ def notes(*group: Mapping[str, Any]) -> list[str]:
         texts.append(_epoch_note(group))
     if _split(result) == "val":
         texts.append("validation")
+    texts += dict.fromkeys(f"{each['used']} instead of {each['instead_of']}" for each in _substitutions(group))
     return texts
+
+
+def _substitutions(group: Sequence[Mapping[str, Any]]) -> list[Mapping[str, str]]:
+    """Return which checkpoints were recorded in place of the best weights, which could not be read."""
+    return [result["substitution"] for result in group if "substitution" in result]
 
 
 def on_generated_data(result: Mapping[str, Any]) -> bool:

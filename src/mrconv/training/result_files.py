@@ -84,6 +84,9 @@ def read(path: Path) -> dict[str, Any]:
     best = result.get("best_on_test", {"epoch": 1, metric: 0})
     if not isinstance(best, dict) or any(type(best.get(key)) not in (int, float) for key in ("epoch", metric)):
         raise ValueError(f"{path}: 'best_on_test' must have numbers 'epoch' and {metric!r}; got {json.dumps(best)}")
+    used = result.get("substitution", {"used": "", "instead_of": ""})
+    if not isinstance(used, dict) or any(type(used.get(key)) is not str for key in ("used", "instead_of")):
+        raise ValueError(f"{path}: 'substitution' must have strings 'used' and 'instead_of'; got {json.dumps(used)}")
     most = 1 if metric == "accuracy" else math.inf
     for key in scores:
         for split, value in result[key].items():

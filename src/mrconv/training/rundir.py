@@ -26,9 +26,10 @@ import mrconv
 from .._utils.files import atomic_write
 from .._utils.revision import revision
 from ..hub import MERGED, MODEL, read_json
+from . import result_files
 from .experiment import Experiment
 
-CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", "result.json"
+CONFIG, ENVIRONMENT, RESULT = "config.yaml", "environment.json", result_files.RESULT
 LOCK = ".lock"
 LOCK_TIMEOUT = 10  # seconds: the data workers of a killed process exit after five
 PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "torchmetrics", "numpy", "safetensors", "triton")
@@ -133,8 +134,8 @@ def read_run(folder: Path) -> Experiment:
 
 
 def read_result(path: Path) -> Mapping[str, Any]:
-    """Return a result.json, given its path or its folder."""
-    return read_json(path / RESULT if path.is_dir() else path)
+    """Return a result.json, given its path or its folder; raise ValueError if it is not the result of a run."""
+    return result_files.read(path / RESULT if path.is_dir() else path)
 
 
 def check_same_experiment(experiment: Experiment, folder: Path) -> None:

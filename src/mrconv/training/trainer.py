@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +80,22 @@ def _loggers(experiment: Experiment, folder: Path) -> list[Any]:
 
         loggers.append(WandbLogger(project=experiment.wandb, name=experiment.name, save_dir=folder))
     return loggers
+
+
+@contextmanager
+def logger_errors_raised_once() -> Iterator[None]:
+    """Context in which an error of a file in TensorBoard's thread is not printed: TensorBoard raises it again."""
+    report = threading.excepthook
+
+    def filtered(error: threading.ExceptHookArgs) -> None:
+        if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+            report(error)
+
+    threading.excepthook = filtered
+    try:
+        yield
+    finally:
+        threading.excepthook = report
 
 
 def precision(experiment: Experiment) -> Literal["bf16-mixed", "32-true"]:

@@ -218,6 +218,17 @@ def _directions(*weights: Tensor | None) -> list[BranchWeights]:
     return [BranchWeights(alpha, gamma, beta) for alpha, gamma, beta in each if alpha is not None]
 
 
+def _agreed(parts: Tensor, dtype: torch.dtype, triton: bool, sync: bool) -> tuple[Tensor, torch.dtype]:
+    """Return partial sums, and the dtype of the factors that follow from them.
+
+    In torch that is the dtype of the sums, which is float64 where float32 would overflow. Several processes have to
+    agree on it and use `dtype`.
+    """
+    if triton:
+        return parts, dtype
+    return (parts.to(dtype), dtype) if sync else (parts, parts.dtype)
+
+
 def _forward(algorithm, triton, u, kernels, *rest):  # type: ignore[no-untyped-def]
     """Compute y, mean, var, count and the tensor that the algorithm saves."""
     *weights, skip, lengths, eps, sync = rest[:10]
@@ -231,19 +242,21 @@ def _forward(algorithm, triton, u, kernels, *rest):  # type: ignore[no-untyped-d
         count = u.shape[0] * u.shape[2] if lengths is None else lengths
         factors = normalization_triton.forward_factors(parts, count, *arguments, dtype)
     else:
-        factors = finalising.forward_factors(parts, valid_count(u, lengths), *arguments, sync, dtype)
+        parts, wide = _agreed(parts, dtype, triton, sync)
+        factors = finalising.forward_factors(parts, valid_count(u, lengths), *arguments, sync, wide)
     y = computation.output(factors.scale, skip, factors.shift)
     saved = saved if factors.means is None else factors.means
-    return y, *factors.statistics, u.new_empty(0, dtype=dtype) if saved is None else saved.to(dtype)
+    statistics = (x.to(dtype) for x in factors.statistics)
+    return y, *statistics, u.new_empty(0, dtype=dtype) if saved is None else saved.to(dtype)
 
 
 def _backward(algorithm, triton, grad, u, kernels, *rest):  # type: ignore[no-untyped-def]
     """Compute the gradients of u, kernels, weights and skip; empty for missing ones."""
     *weights, skip, lengths, mean, var, count, saved, eps, sync = rest[:14]
     computation: Computation = algorithm(u, kernels, lengths, *rest[14:])
-    parts, statistics = computation.products(grad), BatchStatistics(mean, var, count)
+    parts, dtype = _agreed(computation.products(grad), compute_dtype(u, kernels), triton, sync)
+    statistics = BatchStatistics(mean, var, count)
     arguments = parts, statistics, _directions(*weights), skip, computation.heights, saved, eps
-    dtype = compute_dtype(u, kernels)
     if triton and not sync:
         from . import normalization_triton
 

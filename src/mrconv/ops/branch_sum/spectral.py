@@ -123,20 +123,26 @@ def _square(spectrum: Tensor) -> Tensor:
     return spectrum.real.square() + spectrum.imag.square()
 
 
+LARGEST_POWER = 1e24
+"""Largest power in float32; a sum of products with the power spectra of kernels may be 1e14 times as large."""
+
+
 class SpectralBranches:
-    """Branches over u (B, C, L) with dense kernels (C, sum of sizes), the first `causal` of them causal."""
+    """Branches over u (B, C, L) with dense kernels (C, sum of sizes), the first `causal` of them causal.
+
+    On a CPU, inputs whose power could overflow in float32 are computed in float64.
+    """
 
     heights = None
 
     def __init__(self, u: Tensor, kernels: Tensor, lengths: Tensor | None, sizes: Sequence[int], causal: int) -> None:
         dtype = compute_dtype(u, kernels)
-        self.engine, self.u, self.L = BranchEngine(dtype), u, u.shape[-1]
+        self.u, self.L = u, u.shape[-1]
         self.behind = min(max(sizes[:causal], default=1), self.L)
         self.ahead = min(max(sizes[causal:], default=0), self.L - 1)
-        self.n = self.engine.fast_length(2 * self.L)
-        x = u.to(dtype).contiguous()
-        self.spectrum = self.engine.spectrum(x, self.n)
-        self.power = self.engine.power(self.spectrum)  # (C, n / 2 + 1)
+        x = self._transform(dtype)
+        if dtype == torch.float32 and u.device.type == "cpu" and self.power.max() > LARGEST_POWER:
+            dtype, x = torch.float64, self._transform(torch.float64)
         each = kernels.to(dtype).split(list(sizes), 1)
         both = (False, slice(causal)), (True, slice(causal, len(sizes)))
         self.directions = [
@@ -144,6 +150,14 @@ class SpectralBranches:
             for reverse, branches in both
             if each[branches]
         ]
+
+    def _transform(self, dtype: torch.dtype) -> Tensor:
+        """Compute the input's spectrum and power spectrum in a dtype; return the input in it."""
+        self.engine, x = BranchEngine(dtype), self.u.to(dtype).contiguous()
+        self.n = self.engine.fast_length(2 * self.L)
+        self.spectrum = self.engine.spectrum(x, self.n)
+        self.power = self.engine.power(self.spectrum)  # (C, n / 2 + 1)
+        return x
 
     @functools.cached_property
     def correlation(self) -> Tensor:
@@ -190,7 +204,7 @@ class SpectralBranches:
 
     def _merged(self, scale: Tensor, skip: Tensor | None) -> Tensor:
         """Return the spectrum of k_rep, divided by n."""
-        k_rep = scale.new_zeros(scale.shape[1], self.ahead + self.behind)
+        k_rep = self.power.new_zeros(scale.shape[1], self.ahead + self.behind)
         for direction in self.directions:
             factors = scale[direction.branches, :, None]
             for part in direction.parts:
