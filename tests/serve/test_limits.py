@@ -23,7 +23,7 @@ from .conftest import serving
 from .models import load, save
 
 MB = 1_000_000
-SLOW_BODY = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+SLOW_BODY = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"
 
 
 def raw(server, *pieces):
@@ -66,7 +66,7 @@ def accepts(server):
 
 def test_a_body_of_100_mb_is_rejected_before_it_is_read(audio_server):
     memory = audio_server.metric("process_resident_memory_bytes")
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: audio/wav\r\ncontent-length: 100000000\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: audio/wav\r\ncontent-length: 100000000\r\n\r\n"
     answer = raw(audio_server, head)  # without a byte of the body
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "a body may have 10,000,000 bytes"}
@@ -87,7 +87,7 @@ def test_a_body_of_100_mb_is_rejected_before_it_is_read(audio_server):
 
 
 def test_connections_of_slow_clients_are_closed(limited_server):
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
     answer = raw(limited_server, head, b'{"values": [')
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"the body did not arrive within 1 seconds" in answer
@@ -109,7 +109,7 @@ def test_a_head_that_is_too_long_is_rejected(limited_server, head):
 
 
 def test_the_connection_of_a_slow_unread_body_is_closed(limited_server):
-    head = b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", limited_server.port), timeout=0.1) as connection:
         connection.sendall(head)
         start, received = time.monotonic(), b""
@@ -132,7 +132,7 @@ def test_the_connection_of_a_slow_unread_body_is_closed(limited_server):
     "more", [b"content-length: 100000\r\n", b"transfer-encoding: chunked\r\n", b"x: y\r\n" * 200, b""]
 )
 def test_an_invalid_websocket_handshake_is_rejected(limited_server, method, more):
-    head = method + b" /stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    head = method + b" /stream HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     start = time.monotonic()
     assert raw(limited_server, head + more + b"\r\n")[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")
     assert time.monotonic() - start < 5
@@ -140,12 +140,12 @@ def test_an_invalid_websocket_handshake_is_rejected(limited_server, method, more
 
 def test_an_unread_body_may_arrive_after_the_answer(limited_server):
     with socket.create_connection(("127.0.0.1", limited_server.port), timeout=30) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
         answers = connection.makefile("rb")
         assert answers.readline().startswith(b"HTTP/1.1 200 ")
         connection.sendall(b"x" * 9)
         assert raw(limited_server, SLOW_BODY).startswith(b"HTTP/1.1 408 ")  # now the timeout of the body is over
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert answers.read().count(b"HTTP/1.1 200 ") == 1
 
 
@@ -159,7 +159,7 @@ def test_an_error_of_the_server_is_counted_with_status_500(tmp_path, monkeypatch
 
     async def ask():
         transport = httpx.ASGITransport(create_app(predictor, Options()), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.post("/predict"), await client.get("/metrics")]
 
     answer, metrics = asyncio.run(ask())
@@ -324,7 +324,7 @@ def test_requests_being_decoded_count_as_waiting(tmp_path, monkeypatch):
 
     async def ask():
         transport = httpx.ASGITransport(create_app(predictor, Options(waiting=1)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             first = asyncio.create_task(client.post("/predict"))
             await asyncio.to_thread(started.wait, 30)
             second = asyncio.create_task(client.post("/predict"))
@@ -336,7 +336,7 @@ def test_requests_being_decoded_count_as_waiting(tmp_path, monkeypatch):
 
 
 def test_requests_being_received_count_as_waiting(tmp_path):
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
     with serving(save("text", tmp_path), "--waiting", "1") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
             slow.sendall(head)

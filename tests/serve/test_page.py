@@ -196,7 +196,8 @@ def test_a_language_model_generates_text_and_stops(tmp_path, opened):
 
 
 def test_the_page_loads_nothing_from_other_hosts():
-    text = (resources.files("mrconv.serve") / "page.html").read_text(encoding="utf-8")
+    files = [resources.files("mrconv.serve") / f"page.{kind}" for kind in ("html", "css", "js")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     assert set(re.findall(r"https?://[^\"'\s]+", text)) == {
         "http://www.w3.org/1999/xhtml"
     }  # a namespace, not an address

@@ -1,0 +1,126 @@
+"""HTTP connections: uvicorn's protocol behind time and size limits for what a client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from websockets.server import ServerProtocol
+
+MAX_HEAD = 2**16  # bytes of the head of a request, and of the trailer of a chunked body
+GRACE = 1.0  # seconds for the application to answer a late body itself
+
+
+class LimitedProtocol(asyncio.Protocol):
+    """Checks what arrives with a parser of its own before it passes it on to uvicorn's protocol.
+
+    uvicorn limits neither the time nor the size of a head, and middleware runs only after a complete head. The
+    application limits the bodies that it reads.
+
+    Attributes:
+        timeout: seconds for a head, and for the rest of a request after it.
+    """
+
+    timeout: float
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.inner = HttpToolsProtocol(*arguments, **options)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own parser
+        self.deadline: asyncio.TimerHandle | None = None
+        self.unparsed = 0  # bytes received since the parser last completed a part of a request
+        self._begin_head()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timeout of the first request."""
+        self.transport, self.loop = transport, asyncio.get_running_loop()
+        self.pause_writing, self.resume_writing = self.inner.pause_writing, self.inner.resume_writing
+        self.inner.connection_made(transport)
+        self._start_timeout(self.timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the timeout."""
+        self._cancel_timeout()
+        self.inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass data on, unless a head or trailer is too long or is an invalid WebSocket handshake."""
+        if self.transport.is_closing():
+            return
+        self.unparsed += len(data)
+        with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):  # uvicorn's parser raises the same
+            self.parser.feed_data(data)
+        if max(self.unparsed, self.head_size) > MAX_HEAD:
+            self._reject(431, f"the head of a request may have {MAX_HEAD:,} bytes")
+        elif self.invalid_handshake:
+            self._reject(400, "the request is not a WebSocket handshake")
+        else:
+            self.inner.data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Start the timeout of the next request."""
+        self._begin_head()
+        self._start_timeout(self.timeout)
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the URL."""
+        self.url += url
+        self.head_size += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header, or a line of a trailer."""
+        self.headers += name + b": " + value + b"\r\n"
+        self.head_size += len(name) + len(value) + 4
+
+    def on_headers_complete(self) -> None:
+        """Start the timeout of the body; check a WebSocket handshake: uvicorn leaves invalid ones without an answer."""
+        if self.parser.should_upgrade():
+            protocol = ServerProtocol()
+            protocol.receive_data(self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n" + self.headers + b"\r\n")
+            self.invalid_handshake = not protocol.events_received()
+        self._begin_part()
+        self._start_timeout(self.timeout + GRACE)
+
+    def on_body(self, body: bytes) -> None:
+        """Count the bytes of a trailer from here."""
+        self._begin_part()
+
+    def on_message_complete(self) -> None:
+        """Cancel the timeout."""
+        self._begin_part()
+        self._cancel_timeout()
+
+    def _begin_head(self) -> None:
+        self.url, self.headers, self.invalid_handshake = b"", b"", False
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self.unparsed = self.head_size = 0
+
+    def _start_timeout(self, seconds: float) -> None:
+        self._cancel_timeout()
+        self.deadline = self.loop.call_later(seconds, self._on_timeout, seconds)
+
+    def _cancel_timeout(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def _on_timeout(self, seconds: float) -> None:
+        """Close the connection, unless it is the server that does not read: behind a request that it answers first."""
+        if self.transport.is_reading():
+            self.transport.close()
+        else:
+            self._start_timeout(seconds)
+
+    def _reject(self, status: int, message: str) -> None:
+        body = json.dumps({"error": message}).encode()
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()
