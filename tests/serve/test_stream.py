@@ -342,6 +342,28 @@ def test_too_many_streams_and_idle_streams_are_closed(limited_server):
     assert limited_server.reaches("mrconv_streams", 0)
 
 
+def test_a_message_that_is_not_utf8_closes_the_stream_without_a_traceback(tmp_path):
+    with serving(save("text", tmp_path)) as server:
+        for pieces in ([b"\xff"], [b'{"text": "', b"\xc3\x28"]):
+            with connect(server.socket) as stream:
+                stream.send(pieces[0] if len(pieces) == 1 else pieces, text=True)
+                with pytest.raises(ConnectionClosed) as closed:
+                    stream.recv(timeout=30)
+            assert closed.value.rcvd.code == 1007
+        assert server.reaches("mrconv_streams", 0)
+        server.process.terminate()
+        assert server.process.communicate(timeout=30)[1] == ""
+
+
+def test_a_json_message_has_the_limit_of_the_models_inputs(audio_server):
+    about = httpx.get(f"{audio_server.url}/model").json()
+    assert (about["max_json"], about["max_body"]) == (2**20, 10_000_000)
+    with connect(audio_server.socket) as stream:
+        answer = exchange(stream, {"values": [0] * 500_000})
+        assert answer == {"error": "a JSON message may have 1,048,576 characters; got 1,500,012"}
+        assert exchange(stream, {"values": [0] * 100})["position"] == 100
+
+
 def test_a_message_that_is_too_large_closes_the_stream(limited_server):
     with connect(limited_server.socket) as stream:
         stream.send(bytes(200_000))

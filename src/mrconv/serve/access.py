@@ -80,4 +80,4 @@ class AccessMiddleware:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         offered = [given if scheme.lower() == "bearer" else "", *scope.get("subprotocols", [])]
         expected = (self.token or "").encode()
-        return any([hmac.compare_digest(each.strip().encode(), expected) for each in offered])
+        return any(hmac.compare_digest(each.strip().encode(), expected) for each in offered)

@@ -95,6 +95,7 @@ def create_app(
 
     batcher = Batcher(run_batch, executor, options.batch, options.wait_ms / 1000, options.waiting)
     metrics.waiting.set_function(lambda: batcher.pending)
+    metrics.body_bytes.set_function(lambda: budget.used)
     streams = StreamHandler(predictor, metrics, model, parsing, limits, options.timeout, options.streams, closing)
 
     @asynccontextmanager

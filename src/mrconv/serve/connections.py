@@ -33,13 +33,13 @@ class LimitedProtocol(asyncio.Protocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own parser
         self.deadline: asyncio.TimerHandle | None = None
-        self.unparsed = 0  # bytes received since the parser last completed a part of a request
+        self.unparsed = 0  # bytes received since the head, a piece of the body, or the request was complete
+        self.too_long = False
         self._begin_head()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request."""
         self.transport, self.loop = transport, asyncio.get_running_loop()
-        self.pause_writing, self.resume_writing = self.inner.pause_writing, self.inner.resume_writing
         self.inner.connection_made(transport)
         self._start_timeout(self.timeout)
 
@@ -48,6 +48,14 @@ class LimitedProtocol(asyncio.Protocol):
         self._cancel_timeout()
         self.inner.connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        """Pause the answers."""
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Resume the answers."""
+        self.inner.resume_writing()
+
     def data_received(self, data: bytes) -> None:
         """Pass data on, unless a head or trailer is too long or is an invalid WebSocket handshake."""
         if self.transport.is_closing():
@@ -55,7 +63,7 @@ class LimitedProtocol(asyncio.Protocol):
         self.unparsed += len(data)
         with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):  # uvicorn's parser raises the same
             self.parser.feed_data(data)
-        if max(self.unparsed, self.head_size) > MAX_HEAD:
+        if self.too_long or self.unparsed > MAX_HEAD:
             self._reject(431, f"the head of a request may have {MAX_HEAD:,} bytes")
         elif self.invalid_handshake:
             self._reject(400, "the request is not a WebSocket handshake")
@@ -70,18 +78,20 @@ class LimitedProtocol(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """Collect the URL."""
         self.url += url
-        self.head_size += len(url)
+        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a header, or a line of a trailer."""
         self.headers += name + b": " + value + b"\r\n"
-        self.head_size += len(name) + len(value) + 4
+        self._count(len(name) + len(value) + 4)
+        if (name.lower(), value.lower()) == (b"upgrade", b"websocket"):
+            self.is_handshake = True
 
     def on_headers_complete(self) -> None:
         """Start the timeout of the body; check a WebSocket handshake: uvicorn leaves invalid ones without an answer."""
-        if self.parser.should_upgrade():
-            protocol = ServerProtocol()
-            protocol.receive_data(self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n" + self.headers + b"\r\n")
+        if self.is_handshake and self.parser.should_upgrade():
+            protocol, request = ServerProtocol(), self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n"
+            protocol.receive_data(request + self.headers + b"\r\n")
             self.invalid_handshake = not protocol.events_received()
         self._begin_part()
         self._start_timeout(self.timeout + GRACE)
@@ -96,11 +106,16 @@ class LimitedProtocol(asyncio.Protocol):
         self._cancel_timeout()
 
     def _begin_head(self) -> None:
-        self.url, self.headers, self.invalid_handshake = b"", b"", False
+        self.url, self.headers = bytearray(), bytearray()
+        self.is_handshake, self.invalid_handshake = False, False
         self._begin_part()
 
     def _begin_part(self) -> None:
         self.unparsed = self.head_size = 0
+
+    def _count(self, size: int) -> None:
+        self.head_size += size
+        self.too_long = self.too_long or self.head_size > MAX_HEAD
 
     def _start_timeout(self, seconds: float) -> None:
         self._cancel_timeout()

@@ -24,7 +24,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_fault_of_server(record: logging.LogRecord) -> bool:
-    """Return whether to log an event: uvicorn logs the traceback of a message that is not UTF-8, and closes with 1007."""
+    """Return False for a message that is not UTF-8: uvicorn closes with 1007, and logs a traceback."""
     return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
 
 

@@ -23,7 +23,7 @@ from .session import StreamSession, generate_text
 from .turns import Turns
 
 T = TypeVar("T")
-POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
+POLICY_VIOLATION, SERVICE_RESTART, TRY_AGAIN_LATER = 1008, 1012, 1013
 OVERHEAD = 1000  # approximate bytes of a queued message besides its payload
 
 
@@ -107,7 +107,9 @@ class StreamHandler:
             except TimeoutError:
                 await self._reject(socket, POLICY_VIOLATION, f"no message for {self.timeout:g} seconds")
             except WebSocketDisconnect:
-                pass
+                if self.closing():
+                    with suppress(WebSocketDisconnect):
+                        await socket.close(SERVICE_RESTART)
             finally:
                 self.open -= 1
 
