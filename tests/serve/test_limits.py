@@ -189,6 +189,17 @@ def test_a_client_that_disconnects_within_its_body_is_cleaned_up(limited_server)
     assert limited_server.metric("mrconv_requests_total", status="499") - before == 10
 
 
+def test_a_client_that_disconnects_with_a_second_request_waiting_leaves_no_traceback(tmp_path):
+    request = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\ncontent-length: 3\r\n\r\nabc"
+    with serving(save("text", tmp_path), "--wait-ms", "300") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(2 * request)
+            assert server.reaches("mrconv_requests_in_flight", 2)
+        assert server.reaches("mrconv_requests_in_flight", 1)
+        server.process.terminate()
+        assert server.process.communicate(timeout=30)[1] == ""
+
+
 def test_a_request_that_is_not_http_is_rejected(limited_server):
     assert raw(limited_server, b"\x16\x03\x01\x02\x00\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 

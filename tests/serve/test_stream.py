@@ -288,7 +288,7 @@ def test_a_language_model_generates_text(tmp_path):
             ({"text": "a", "temperature": -1}, "temperature must not be negative"),
             ({"text": "a", "new_tokens": 0}, "new_tokens must be from 1 to 100,000"),
             ({"text": "a", "seed": -1}, "seed must be an integer"),
-            ({"text": "X"}, "unknown symbol 'X' at position 0"),
+            ({"text": "X"}, "unknown symbol 'X' at position 0; the model knows a b c d e f g h   \\n"),
         ):
             assert error in exchange(stream, message)["error"]
         # a disconnect stops the generation

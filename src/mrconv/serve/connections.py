@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +13,24 @@ from websockets.server import ServerProtocol
 
 MAX_HEAD = 2**16  # bytes of the head of a request, and of the trailer of a chunked body
 GRACE = 1.0  # seconds for the application to answer a late body itself
+
+
+class ClosableTransport:
+    """A transport that ignores what is written after it was closed, as those of asyncio do; uvloop's raise an error.
+
+    uvicorn goes on with a request whose client has disconnected if another request of the client waits behind it.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write data unless the transport is closed."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
 
 class LimitedProtocol(asyncio.Protocol):
@@ -40,7 +57,7 @@ class LimitedProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request."""
         self.transport, self.loop = transport, asyncio.get_running_loop()
-        self.inner.connection_made(transport)
+        self.inner.connection_made(ClosableTransport(transport))  # type: ignore[arg-type]
         self._start_timeout(self.timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -57,12 +74,17 @@ class LimitedProtocol(asyncio.Protocol):
         self.inner.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on, unless a head or trailer is too long or is an invalid WebSocket handshake."""
+        """Pass data on, unless it is not HTTP, has a head or trailer that is too long, or is an invalid handshake."""
         if self.transport.is_closing():
             return
         self.unparsed += len(data)
-        with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):  # uvicorn's parser raises the same
+        try:
             self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError:
+            self._reject(400, "the request is not HTTP")
+            return
         if self.too_long or self.unparsed > MAX_HEAD:
             self._reject(431, f"the head of a request may have {MAX_HEAD:,} bytes")
         elif self.invalid_handshake:

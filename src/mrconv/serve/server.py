@@ -24,8 +24,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_fault_of_server(record: logging.LogRecord) -> bool:
-    """Return False for a message that is not UTF-8: uvicorn closes with 1007, and logs a traceback."""
-    return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
+    """Return False for what uvicorn reports as its own error and is the client's.
+
+    These are a message that is not UTF-8, closed with code 1007, and a handshake that `AccessMiddleware` rejects.
+    """
+    not_utf8 = bool(record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
+    return not (not_utf8 or "without completing handshake" in record.getMessage())
 
 
 def run(predictor: Predictor, options: Options, listener: socket.socket, on_ready: Callable[[], None]) -> None:
