@@ -37,7 +37,7 @@ class LimitedProtocol(asyncio.Protocol):
     """Checks what arrives with a parser of its own before it passes it on to uvicorn's protocol.
 
     uvicorn limits neither the time nor the size of a head, and middleware runs only after a complete head. The
-    application limits the bodies that it reads.
+    application limits the bodies that it reads. Of uvicorn's protocol, only the methods of `asyncio.Protocol` are used.
 
     Attributes:
         timeout: seconds for a head, and for the rest of a request after it.
