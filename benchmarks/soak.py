@@ -141,7 +141,9 @@ class Server:
         outcomes = {"answered": 0, "lost": 0, "wrong": 0}
 
         async def client(number: int) -> None:
-            async with httpx.AsyncClient(timeout=60) as session:
+            async with httpx.AsyncClient(
+                verify=False, timeout=60
+            ) as session:  # loads no certificates, which takes long
                 for i in range(number, count, clients):
                     try:
                         outcomes["answered" if await job(session, i) else "wrong"] += 1
@@ -155,7 +157,7 @@ class Server:
     async def slowest(self, get: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]) -> float:
         """Return the seconds of the slowest of several requests, one after the other."""
         times, new_connections = [], httpx.Limits(max_keepalive_connections=0)
-        async with httpx.AsyncClient(timeout=60, limits=new_connections) as client:
+        async with httpx.AsyncClient(verify=False, timeout=60, limits=new_connections) as client:
             for _ in range(PROBES):
                 began = time.perf_counter()
                 (await get(client)).raise_for_status()
@@ -185,7 +187,8 @@ class Server:
         """Return how long /health takes while large requests are parsed."""
         tokens = self.inputs[0] * (2**17 // len(self.inputs[0]))
         body: Any = {"content": json.dumps({"tokens": tokens}), "headers": {"content-type": "application/json"}}
-        async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=LARGE_LISTS)) as client:
+        all_at_once = httpx.Limits(max_connections=LARGE_LISTS)
+        async with httpx.AsyncClient(verify=False, timeout=60, limits=all_at_once) as client:
             lists = [asyncio.create_task(client.post(f"{self.url}/predict", **body)) for _ in range(LARGE_LISTS)]
             slowest = await self.slowest(lambda c: c.get(f"{self.url}/health"))
             lost = sum([(await each).status_code != 200 for each in lists])
