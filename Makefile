@@ -15,7 +15,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 # Test processes and the commands they start share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test test-all test-timm test-gpu test-interpreted fuzz coverage lint style types docs demo dist clean
+.PHONY: install test test-all test-timm test-gpu test-interpreted fuzz soak coverage lint style types docs demo dist clean
 
 install: $(READY)
 
@@ -76,6 +76,10 @@ fuzz: $(READY)
 # The share of the core's lines that the quick tests run; fails below 90 %.
 coverage: $(READY)
 	$(PYTEST) --cov --cov-report=term
+
+# Kills during training, 10,000 requests and 200 streams, counted; takes about ten minutes.
+soak: $(READY)
+	$(BIN)/python benchmarks/soak.py
 
 # timm imports torchvision, which must stay out of the main environment: install both in a separate folder.
 $(TIMM)/.ready: Makefile $(READY)

@@ -14,6 +14,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "src/mrconv/ops/README.md": "ops.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")

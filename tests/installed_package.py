@@ -34,7 +34,7 @@ def check_without_extras() -> None:
     u = torch.randn(2, 64, 4)
     y = layer(u)
     torch.testing.assert_close(mrconv.reparameterize(layer)(u), y)
-    for name in ("py.typed", "ops/costs.json", "configs/train.yaml", "configs/experiment/demo.yaml", "serve/page.html"):
+    for name in ("py.typed", "ops/costs.json", "configs/train.yaml", "configs/experiment/demo.yaml", "serve/page.js"):
         assert resources.files("mrconv").joinpath(name).is_file(), name
     assert command("--version") == f"mrconv {mrconv.__version__}\n"
     assert "parameters" in command("info", "mrconvnext_tiny_fourier")

@@ -23,7 +23,7 @@ from mrconv.tasks.base import TASKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OTHER_PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "src/mrconv/ops/README.md"]
+OTHER_PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", ROOT / "src/mrconv/ops/README.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -193,6 +193,17 @@ def test_speeds_of_steps_and_generation_are_those_recorded(page, record, key, na
     text = (ROOT / f"docs/{page}.md").read_text()
     for row in rows_of(record):
         assert " | ".join(f"{row[name][key]:.3g}" for name in names.split("; ")) in text
+
+
+def test_the_soak_test_on_the_page_is_the_recorded_one_and_lost_nothing():
+    record = json.loads((ROOT / "benchmarks/results/soak-cpu.json").read_text())
+    page = (ROOT / "docs/reliability.md").read_text()
+    for row in record["rows"]:
+        figures = [f"{name} {value}" for name, value in row.items() if name not in ("check", "lost", "wrong")]
+        assert row.get("lost", 0) == row.get("wrong", 0) == 0
+        assert f"| {row['check']} | {', '.join(figures)} | nothing |" in page
+    for name in ("date", "revision", "hardware", "torch", "python"):
+        assert record[name][:10] in page
 
 
 def test_accuracies_on_the_page_are_those_of_the_papers_tables():

@@ -33,9 +33,9 @@ class Server:
 
 
 @contextmanager
-def serving(folder, *options):
+def serving(folder, *options, environment=None):
     """Serve a folder while the block runs."""
-    process = Command("mrconv", "serve", folder, "--port", "0", "--device", "cpu", *options)
+    process = Command("mrconv", "serve", folder, "--port", "0", "--device", "cpu", *options, environment=environment)
     try:
         lines = []
         while not lines or not lines[-1].startswith("http://"):

@@ -1,29 +1,37 @@
 """Limits of the server: large bodies, slow clients, SIGTERM under load, memory."""
 
 import asyncio
+import dataclasses
 import http.client
 import json
 import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from mrconv.inference.stream import Stream
 from mrconv.serve import Options, app, create_app
+from mrconv.serve.limits import body_limits
+from mrconv.serve.server import listen
+from mrconv.serve.turns import Turns
 from mrconv.tasks import DataError
+from mrconv.tasks.vocabulary import SPECIAL
 
 from ..conftest import slow_except
 from .conftest import serving
-from .models import load, save
+from .models import INPUTS, load, save
 
 MB = 1_000_000
-SLOW_BODY = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+SLOW_BODY = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"
 
 
 def raw(server, *pieces):
@@ -66,7 +74,7 @@ def accepts(server):
 
 def test_a_body_of_100_mb_is_rejected_before_it_is_read(audio_server):
     memory = audio_server.metric("process_resident_memory_bytes")
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: audio/wav\r\ncontent-length: 100000000\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: audio/wav\r\ncontent-length: 100000000\r\n\r\n"
     answer = raw(audio_server, head)  # without a byte of the body
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "a body may have 10,000,000 bytes"}
@@ -87,7 +95,9 @@ def test_a_body_of_100_mb_is_rejected_before_it_is_read(audio_server):
 
 
 def test_connections_of_slow_clients_are_closed(limited_server):
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    head = (
+        b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    )
     answer = raw(limited_server, head, b'{"values": [')
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"the body did not arrive within 1 seconds" in answer
@@ -104,12 +114,15 @@ def test_a_head_that_is_too_long_is_rejected(limited_server, head):
     answer = raw(limited_server, head, lines, lines, lines)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert json.loads(answer.split(b"\r\n\r\n")[1]) == {"error": "the head of a request may have 65,536 bytes"}
+    one_read = raw(limited_server, head + lines[: len(lines) // 2] * 5 + b"\r\n")
+    assert one_read.startswith(b"HTTP/1.1 431 ")
+    assert one_read.count(b"HTTP/1.1") == 1
     large = b"GET /health HTTP/1.1\r\nconnection: close\r\n" + b"x: y\r\n" * 5000
     assert raw(limited_server, large, b"x: y\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_connection_of_a_slow_unread_body_is_closed(limited_server):
-    head = b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", limited_server.port), timeout=0.1) as connection:
         connection.sendall(head)
         start, received = time.monotonic(), b""
@@ -132,7 +145,7 @@ def test_the_connection_of_a_slow_unread_body_is_closed(limited_server):
     "more", [b"content-length: 100000\r\n", b"transfer-encoding: chunked\r\n", b"x: y\r\n" * 200, b""]
 )
 def test_an_invalid_websocket_handshake_is_rejected(limited_server, method, more):
-    head = method + b" /stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    head = method + b" /stream HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     start = time.monotonic()
     assert raw(limited_server, head + more + b"\r\n")[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")
     assert time.monotonic() - start < 5
@@ -140,12 +153,12 @@ def test_an_invalid_websocket_handshake_is_rejected(limited_server, method, more
 
 def test_an_unread_body_may_arrive_after_the_answer(limited_server):
     with socket.create_connection(("127.0.0.1", limited_server.port), timeout=30) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
         answers = connection.makefile("rb")
         assert answers.readline().startswith(b"HTTP/1.1 200 ")
         connection.sendall(b"x" * 9)
         assert raw(limited_server, SLOW_BODY).startswith(b"HTTP/1.1 408 ")  # now the timeout of the body is over
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert answers.read().count(b"HTTP/1.1 200 ") == 1
 
 
@@ -159,7 +172,7 @@ def test_an_error_of_the_server_is_counted_with_status_500(tmp_path, monkeypatch
 
     async def ask():
         transport = httpx.ASGITransport(create_app(predictor, Options()), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.post("/predict"), await client.get("/metrics")]
 
     answer, metrics = asyncio.run(ask())
@@ -174,6 +187,17 @@ def test_a_client_that_disconnects_within_its_body_is_cleaned_up(limited_server)
             connection.sendall(SLOW_BODY)
     assert limited_server.reaches("mrconv_requests_in_flight", 1)
     assert limited_server.metric("mrconv_requests_total", status="499") - before == 10
+
+
+def test_a_client_that_disconnects_with_a_second_request_waiting_leaves_no_traceback(tmp_path):
+    request = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\ncontent-length: 3\r\n\r\nabc"
+    with serving(save("text", tmp_path), "--wait-ms", "300") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(2 * request)
+            assert server.reaches("mrconv_requests_in_flight", 2)
+        assert server.reaches("mrconv_requests_in_flight", 1)
+        server.process.terminate()
+        assert server.process.communicate(timeout=30)[1] == ""
 
 
 def test_a_request_that_is_not_http_is_rejected(limited_server):
@@ -324,7 +348,7 @@ def test_requests_being_decoded_count_as_waiting(tmp_path, monkeypatch):
 
     async def ask():
         transport = httpx.ASGITransport(create_app(predictor, Options(waiting=1)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             first = asyncio.create_task(client.post("/predict"))
             await asyncio.to_thread(started.wait, 30)
             second = asyncio.create_task(client.post("/predict"))
@@ -336,7 +360,7 @@ def test_requests_being_decoded_count_as_waiting(tmp_path, monkeypatch):
 
 
 def test_requests_being_received_count_as_waiting(tmp_path):
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
     with serving(save("text", tmp_path), "--waiting", "1") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
             slow.sendall(head)
@@ -344,6 +368,104 @@ def test_requests_being_received_count_as_waiting(tmp_path):
             assert httpx.post(f"{server.url}/predict", json={"text": "abc"}).status_code == 503
         assert server.reaches("mrconv_requests_waiting", 0)
         assert httpx.post(f"{server.url}/predict", json={"text": "abc"}).status_code == 200
+
+
+def test_bodies_of_all_requests_have_a_budget(tmp_path):
+    """Three unfinished bodies use the budget; a fourth is rejected, and accepted as soon as one has gone."""
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
+    with serving(save("text", tmp_path), "--max-bodies", "300000") as server:
+        slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+        for connection in slow:
+            connection.sendall(head + bytes(99_000))
+        wait_until(lambda: server.metric("mrconv_body_bytes") == 3 * 99_000)
+        answer = raw(server, head, bytes(99_000))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"the bodies of all requests together may have 300,000 bytes" in answer
+        assert b"retry-after: 1" in answer
+        slow.pop().close()
+        wait_until(lambda: server.metric("mrconv_body_bytes") == 2 * 99_000)
+        response = httpx.post(f"{server.url}/predict", content=b"abc" * 30_000, headers={"content-type": "text/plain"})
+        assert response.status_code == 200
+        for connection in slow:
+            connection.close()
+        assert server.reaches("mrconv_body_bytes", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "limits"),
+    [
+        ("text", {}, (2**20, 2**20)),
+        ("audio", {}, (2**20, 10_000_000)),
+        ("text", {"length": 10**6}, (16 * 10**6, 16 * 10**6)),
+        ("values", {"length": 10**6}, (68 * 10**6, 68 * 10**6)),
+    ],
+)
+def test_limits_of_bodies_follow_from_the_models_inputs(name, options, limits):
+    inputs = dataclasses.replace(INPUTS[name], **options)
+    vocabulary = tuple(symbol for symbol in inputs.vocabulary if symbol not in SPECIAL)
+    inputs = dataclasses.replace(inputs, vocabulary=vocabulary)
+    assert body_limits(inputs, False, None) == limits
+    assert body_limits(inputs, False, 5) == (5, 5)
+
+
+def test_requests_and_streams_alternate_and_are_served_in_order():
+    turns, served, waiting = Turns(), [], []
+
+    def wait(lane, name):
+        with turns.take(lane):
+            served.append(name)
+
+    with turns.take("stream"):
+        for lane, name in (*(("stream", i) for i in range(4)), ("request", "a"), ("request", "b"), ("request", "c")):
+            thread = threading.Thread(target=wait, args=(lane, name))
+            thread.start()
+            waiting.append(thread)
+            wait_until(lambda: sum(map(len, turns._waiting.values())) == len(waiting))
+    for thread in waiting:
+        thread.join()
+    assert served == ["a", 0, "b", 1, "c", 2, 3]
+    with turns.take("request"):
+        pass
+
+
+def test_a_request_waits_for_one_piece_of_ten_flooding_streams(tmp_path, monkeypatch):
+    predictor, runs, turns, gate = load("audio", tmp_path), [], [], threading.Event()
+    probabilities, advance = predictor.probabilities, Stream.advance
+
+    class RecordedTurns(Turns):
+        def __init__(self):
+            super().__init__()
+            turns.append(self)
+
+    def advance_after_gate(*arguments):
+        gate.wait(30)
+        runs.append("stream")
+        return advance(*arguments)
+
+    monkeypatch.setattr(app, "Turns", RecordedTurns)
+    monkeypatch.setattr(predictor, "probabilities", lambda *given: runs.append("request") or probabilities(*given))
+    monkeypatch.setattr(Stream, "advance", advance_after_gate)
+    listener, ready = listen("127.0.0.1", 0), threading.Event()
+    server = uvicorn.Server(uvicorn.Config(create_app(predictor, Options(), ready.set), log_level="error"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with ExitStack() as stack, ThreadPoolExecutor(1) as client:
+            stack.callback(gate.set)
+            for _ in range(10):
+                stack.enter_context(connect(f"ws://{address}/stream")).send(bytes(MB))
+            waiting = turns[0]._waiting
+            wait_until(lambda: len(waiting["stream"]) == 9)
+            answer = client.submit(httpx.post, f"http://{address}/predict", json={"values": [1, 2]}, timeout=30)
+            wait_until(lambda: len(waiting["request"]) == 1)
+            gate.set()
+            assert answer.result().status_code == 200
+        assert runs[:3] == ["stream", "request", "stream"]
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def test_memory_does_not_grow_with_requests(text_server):

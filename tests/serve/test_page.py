@@ -39,14 +39,15 @@ def browser(recording):
 
 @pytest.fixture
 def opened(browser):
-    """Open the page of a server; an error of its script fails the test."""
+    """Open the page of a server; an error of its script, or a violation of its policy, fails the test."""
     pages, errors = [], []
 
-    def open_page(server, **options):
+    def open_page(server, address="", **options):
         page = browser.new_context(permissions=["microphone"], **options).new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: errors.append(request.url) if server.url not in request.url else None)
-        page.goto(server.url)
+        page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+        page.goto(server.url + address)
         page.wait_for_selector("#input:not([hidden])")
         pages.append(page)
         return page
@@ -95,6 +96,20 @@ def test_a_typed_text_is_predicted_with_bars_and_a_chart_over_time(text_server, 
     page.mouse.move(0, 0)
     assert page.locator("#chart .cursor").count() == 0
     assert all(f"{name} {value:.1f} %" in last for name, value in shown.items())
+
+
+def test_the_page_sends_the_token_of_its_address(tmp_path, browser, opened):
+    token = "0123456789abcdef"
+    with serving(save("text", tmp_path), "--token", token) as server:
+        page = opened(server, f"/#token={token}")
+        page.fill("#text", "a fine film")
+        page.click("#go")
+        wait_until_shown(page, "result", "running")
+        page = browser.new_page()
+        page.goto(server.url)
+        wait_until_shown(page, "error")
+        assert "the server requires a token: add #token=..." in page.inner_text("[role=alert]")
+        page.close()
 
 
 def test_a_prediction_disappears_when_its_text_is_changed(text_server, opened):
@@ -196,7 +211,8 @@ def test_a_language_model_generates_text_and_stops(tmp_path, opened):
 
 
 def test_the_page_loads_nothing_from_other_hosts():
-    text = (resources.files("mrconv.serve") / "page.html").read_text(encoding="utf-8")
+    files = [resources.files("mrconv.serve") / f"page.{kind}" for kind in ("html", "css", "js")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     assert set(re.findall(r"https?://[^\"'\s]+", text)) == {
         "http://www.w3.org/1999/xhtml"
     }  # a namespace, not an address

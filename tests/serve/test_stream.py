@@ -288,7 +288,7 @@ def test_a_language_model_generates_text(tmp_path):
             ({"text": "a", "temperature": -1}, "temperature must not be negative"),
             ({"text": "a", "new_tokens": 0}, "new_tokens must be from 1 to 100,000"),
             ({"text": "a", "seed": -1}, "seed must be an integer"),
-            ({"text": "X"}, "unknown symbol 'X' at position 0"),
+            ({"text": "X"}, "unknown symbol 'X' at position 0; the model knows a b c d e f g h   \\n"),
         ):
             assert error in exchange(stream, message)["error"]
         # a disconnect stops the generation
@@ -340,6 +340,28 @@ def test_too_many_streams_and_idle_streams_are_closed(limited_server):
             with pytest.raises(ConnectionClosed):
                 stream.recv(timeout=30)
     assert limited_server.reaches("mrconv_streams", 0)
+
+
+def test_a_message_that_is_not_utf8_closes_the_stream_without_a_traceback(tmp_path):
+    with serving(save("text", tmp_path)) as server:
+        for pieces in ([b"\xff"], [b'{"text": "', b"\xc3\x28"]):
+            with connect(server.socket) as stream:
+                stream.send(pieces[0] if len(pieces) == 1 else pieces, text=True)
+                with pytest.raises(ConnectionClosed) as closed:
+                    stream.recv(timeout=30)
+            assert closed.value.rcvd.code == 1007
+        assert server.reaches("mrconv_streams", 0)
+        server.process.terminate()
+        assert server.process.communicate(timeout=30)[1] == ""
+
+
+def test_a_json_message_has_the_limit_of_the_models_inputs(audio_server):
+    about = httpx.get(f"{audio_server.url}/model").json()
+    assert (about["max_json"], about["max_body"]) == (2**20, 10_000_000)
+    with connect(audio_server.socket) as stream:
+        answer = exchange(stream, {"values": [0] * 500_000})
+        assert answer == {"error": "a JSON message may have 1,048,576 characters; got 1,500,012"}
+        assert exchange(stream, {"values": [0] * 100})["position"] == 100
 
 
 def test_a_message_that_is_too_large_closes_the_stream(limited_server):

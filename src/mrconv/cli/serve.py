@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,8 @@ from .parser import CommandError, add_device, add_plugins, command_errors, optio
 
 ABOUT = """Serve a trained model over HTTP: POST /predict, WebSocket /stream, /model, /health, /metrics (Prometheus),
 and a demo page at /. SIGTERM or Ctrl-C stops the server after it has answered the requests that it has received."""
+
+TOKEN = "MRCONV_TOKEN"
 
 
 def add(commands: Any) -> None:
@@ -20,8 +25,17 @@ def add(commands: Any) -> None:
     parser.add_argument("--port", type=_port, default=8000, help="default: 8000; 0 chooses a free port")
     add_device(parser)
     add_plugins(parser)
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument("--token", type=_token, help=f"that every request must send; default: ${TOKEN}")
+    access.add_argument("--no-token", action="store_true", help="serve other machines without a token")
     parser.add_argument(
-        "--max-body", type=positive, default=10_000_000, metavar="BYTES", help="of a request; default: 10,000,000"
+        "--allow-host", action="append", default=[], metavar="NAME", help="by which clients may address the server"
+    )
+    parser.add_argument(
+        "--max-body", type=positive, metavar="BYTES", help="of a request; default: by the model's inputs"
+    )
+    parser.add_argument(
+        "--max-bodies", type=positive, default=2**28, metavar="BYTES", help="of all requests; default: 268,435,456"
     )
     parser.add_argument("--batch", type=positive, default=32, help="requests per batch, at most; default: 32")
     parser.add_argument(
@@ -45,7 +59,7 @@ def run(given: argparse.Namespace) -> None:
         from mrconv.serve import Options, describe_model
         from mrconv.serve.server import listen
         from mrconv.serve.server import run as serve
-    device = usable_device(given.device)
+    token, device = _required_token(given), usable_device(given.device)
     with command_errors():
         predictor = inference.load(given.folder, device)
     try:
@@ -57,9 +71,38 @@ def run(given: argparse.Namespace) -> None:
     if predictor.no_stream:
         print(f"/stream: {predictor.no_stream}")
     url = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
-    names = ("max_body", "batch", "wait_ms", "waiting", "timeout", "streams")
-    options = Options(**{name: getattr(given, name) for name in names})
+    names = ("max_body", "max_bodies", "batch", "wait_ms", "waiting", "timeout", "streams")
+    limits = {name: getattr(given, name) for name in names}
+    options = Options(**limits, token=token, hosts=(given.host, *given.allow_host))
     serve(predictor, options, listener, lambda: print(url, flush=True))
+
+
+def _required_token(given: argparse.Namespace) -> str | None:
+    """Return the token that requests must send; raise CommandError if other machines need one and there is none."""
+    if given.no_token:
+        return None
+    try:
+        token = given.token or (_token(os.environ[TOKEN]) if os.environ.get(TOKEN) else None)
+    except argparse.ArgumentTypeError as error:
+        raise CommandError(f"${TOKEN} {error}") from None
+    if token is None and not _is_loopback(given.host):
+        raise CommandError(
+            f"--host {given.host} serves other machines: give --token or ${TOKEN}, or allow everyone with --no-token"
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _token(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._~-]{16,}", text):
+        raise argparse.ArgumentTypeError("must have at least 16 characters, of letters, digits and . _ ~ -")
+    return text
 
 
 def _port(text: str) -> int:

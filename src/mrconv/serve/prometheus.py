@@ -25,6 +25,7 @@ class Metrics:
         self.waiting = Gauge(
             "mrconv_requests_waiting", "Requests that are received, decoded or waiting for the model", **shared
         )
+        self.body_bytes = Gauge("mrconv_body_bytes", "Bytes of the bodies of these requests", **shared)
         self.batches = Histogram("mrconv_batch_size", "Requests per batch", buckets=SIZES, **shared)
         self.model = Histogram("mrconv_model_seconds", "Model time per batch", buckets=SECONDS, **shared)
         self.streams = Gauge("mrconv_streams", "Open streams", **shared)

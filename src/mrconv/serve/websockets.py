@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -17,11 +16,14 @@ from mrconv.inference import Predictor
 from mrconv.tasks import DataError
 from mrconv.tasks.raw_inputs import parse_json
 
+from .access import SUBPROTOCOL
+from .limits import BodyLimits
 from .prometheus import Metrics
 from .session import StreamSession, generate_text
+from .turns import Turns
 
 T = TypeVar("T")
-POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
+POLICY_VIOLATION, SERVICE_RESTART, TRY_AGAIN_LATER = 1008, 1012, 1013
 OVERHEAD = 1000  # approximate bytes of a queued message besides its payload
 
 
@@ -62,42 +64,37 @@ class ReadAhead:
         return OVERHEAD + len(message.get("text") or message.get("bytes") or "")
 
 
-def is_same_origin(socket: WebSocket) -> bool:
-    """Return whether a browser's page comes from this server; clients other than browsers send no origin."""
-    origin = socket.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == socket.headers.get("host")
-
-
 class StreamHandler:
-    """Serves the streams of a model; setting `closing` ends them.
+    """Serves the streams of a model.
 
     Args:
-        executor: runs the model.
+        model: turns on the model; a stream takes one for each piece of a message, or each symbol that it generates.
+        parsing: turns on the interpreter, which the parser of JSON holds.
+        limits: bytes of a JSON message, and of messages read ahead per stream.
         timeout: seconds between two messages.
         max_streams: open streams.
-        max_bytes: bytes of messages read ahead per stream.
+        closing: returns whether the server shuts down.
     """
 
     def __init__(
         self,
         predictor: Predictor,
-        executor: Executor,
         metrics: Metrics,
+        model: Turns,
+        parsing: Turns,
+        limits: BodyLimits,
         timeout: float,
         max_streams: int,
-        max_bytes: int,
+        closing: Callable[[], bool],
     ) -> None:
-        self.predictor, self.executor, self.metrics, self.timeout = predictor, executor, metrics, timeout
-        self.max_streams, self.max_bytes, self.closing = max_streams, max_bytes, False
-        self.generators = ThreadPoolExecutor(max_streams, "generator")  # generation is long and must not block others
+        self.predictor, self.metrics, self.model, self.parsing = predictor, metrics, model, parsing
+        self.limits, self.timeout, self.max_streams, self.closing = limits, timeout, max_streams, closing
+        self.threads = ThreadPoolExecutor(max_streams, "stream")
         self.open = 0
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one stream from its first message to its last; reject pages of other origins with 403."""
-        if not is_same_origin(socket):
-            await socket.close(POLICY_VIOLATION)
-            return
-        await socket.accept()
+        """Serve one stream from its first message to its last."""
+        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in socket.scope["subprotocols"] else None)
         if self.predictor.no_stream:
             await self._reject(socket, POLICY_VIOLATION, self.predictor.no_stream)
         elif self.open >= self.max_streams:
@@ -110,24 +107,27 @@ class StreamHandler:
             except TimeoutError:
                 await self._reject(socket, POLICY_VIOLATION, f"no message for {self.timeout:g} seconds")
             except WebSocketDisconnect:
-                pass
+                if self.closing():
+                    with suppress(WebSocketDisconnect):
+                        await socket.close(SERVICE_RESTART)
             finally:
                 self.open -= 1
 
     async def _classify(self, socket: WebSocket) -> None:
         """Answer each chunk with the prediction for the sequence so far."""
-        session = await self._run(StreamSession, self.predictor)
-        incoming = ReadAhead(socket, self.max_bytes)
+        session = await self._run(self.model, StreamSession, self.predictor)
+        incoming = ReadAhead(socket, self.limits.other)
         try:
             while True:
                 message = await self._receive(incoming.next())
                 try:
-                    pieces, end = await asyncio.to_thread(session.pieces, message)
+                    self._check_size(message)
+                    pieces, end = await self._run(self.parsing, session.pieces, message)
                     for piece in pieces:
                         self._check_connected(socket)
-                        await self._run(session.feed, piece)
+                        await self._run(self.model, session.feed, piece)
                         self.metrics.positions.inc(len(piece))
-                    answer = await self._run(session.answer, end)
+                    answer = await self._run(self.model, session.answer, end)
                 except DataError as error:
                     answer = {"error": str(error)}
                 await self._send(socket, answer)
@@ -141,27 +141,32 @@ class StreamHandler:
             try:
                 if isinstance(message, bytes):
                     raise DataError('expected JSON, {"text": "..."}; got bytes')
-                answer = await self._send_text(socket, parse_json(message)) | {"end": True}
+                self._check_size(message)
+                request = await self._run(self.parsing, parse_json, message)
+                answer = await self._send_text(socket, request) | {"end": True}
             except DataError as error:
                 answer = {"error": str(error)}
             await self._send(socket, answer)
 
     async def _send_text(self, socket: WebSocket, request: dict[str, Any]) -> dict[str, Any]:
         """Generate text in a thread and send its pieces; return the final answer."""
-        loop, disconnected = asyncio.get_running_loop(), threading.Event()
+        loop, disconnected, turn = asyncio.get_running_loop(), threading.Event(), ExitStack()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
         def add(piece: str) -> None:
             if disconnected.is_set():
                 raise ClientDisconnected
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
+            turn.close()
+            turn.enter_context(self.model.take("stream"))
 
         def generate() -> dict[str, Any]:
-            with suppress(ClientDisconnected):
+            with suppress(ClientDisconnected), turn:
+                turn.enter_context(self.model.take("stream"))
                 return generate_text(self.predictor, request, add)
             return {}
 
-        job = loop.run_in_executor(self.generators, generate)
+        job = loop.run_in_executor(self.threads, generate)
         job.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -171,8 +176,18 @@ class StreamHandler:
         finally:
             disconnected.set()
 
-    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.executor, function, *arguments)
+    async def _run(self, turns: Turns, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread, when it is the stream's turn."""
+
+        def call() -> T:
+            with turns.take("stream"):
+                return function(*arguments)
+
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+
+    def _check_size(self, message: str | bytes) -> None:
+        if isinstance(message, str) and len(message) > self.limits.json:
+            raise DataError(f"a JSON message may have {self.limits.json:,} characters; got {len(message):,}")
 
     async def _receive(self, incoming: Awaitable[Message]) -> str | bytes:
         async with asyncio.timeout(self.timeout):
@@ -184,7 +199,7 @@ class StreamHandler:
 
     def _check_connected(self, socket: WebSocket) -> None:
         """Raise if the client has disconnected or the server shuts down."""
-        if self.closing or socket.client_state == WebSocketState.DISCONNECTED:
+        if self.closing() or socket.client_state == WebSocketState.DISCONNECTED:
             raise WebSocketDisconnect
 
     async def _send(self, socket: WebSocket, answer: dict[str, Any]) -> None:

@@ -230,7 +230,7 @@ class Preprocessor:
         for i, symbol in enumerate(symbols):
             token = None if symbol in SPECIAL else self.token_ids.get(str(symbol), fallback)
             if token is None:
-                known = " ".join([s for s in self.vocabulary if s not in SPECIAL][:20])
+                known = " ".join([repr(s)[1:-1] for s in self.vocabulary if s not in SPECIAL][:20])
                 raise DataError(f"unknown symbol {symbol!r:.60} at position {i}; the model knows {known:.200}")
             ids[i] = token
         return ids
