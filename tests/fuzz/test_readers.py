@@ -257,7 +257,9 @@ def packed_arrays(tmp_path):
 @subject
 def packed_runs(tmp_path):
     rundir.write_config(tmp_path / "config.yaml", dataclasses.asdict(Experiment()))
-    checkpoint = {"global_step": 1, "epoch": 0, "state_dict": {"a": torch.ones(3)}, "mrconv": {"history": []}}
+    state = {"best_epoch": 0, "history": [], "seconds": 1.0, "random": []}
+    checkpoint = {"global_step": 1, "epoch": 0, "state_dict": {"a": torch.ones(3)}, "mrconv": state}
+    checkpoint["optimizer_states"] = []
     torch.save(checkpoint, tmp_path / "last.ckpt")
     names = ("last.ckpt", "config.yaml")
     write_tar(tmp_path / "part-000", {name: (tmp_path / name).read_bytes() for name in names}, "w")

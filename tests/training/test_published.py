@@ -10,7 +10,7 @@ import yaml
 from mrconv.hub import MODEL, model_folder
 from mrconv.inference import load_model
 from mrconv.training import Experiment
-from mrconv.training.report import markdown
+from mrconv.training.report import displayed_name, markdown
 from mrconv.training.result_files import collect, read
 from mrconv.training.rundir import read_run
 
@@ -27,7 +27,7 @@ def test_the_page_shows_the_records():
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
 def test_a_published_run_is_complete(path):
     folder, result = path.parent, read(path)
-    assert folder.name == f"{result['name']}-seed{result['seed']}"
+    assert folder.name == f"{displayed_name(result)}-seed{result['seed']}"
     assert yaml.safe_load((folder / "config.yaml").read_text()) == result["config"]
     assert read_run(folder) == Experiment.make(result["config"])
     assert json.loads((folder / "environment.json").read_text()).items() >= result["environment"].items()
