@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,6 +100,20 @@ def test_precise_statistics_change_scores_and_not_the_training(trained, tmp_path
         losses.append([row["val/loss"] for row in state["mrconv"]["history"]])
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items() if "num_batches" not in name)
     assert all(a != b for a, b in zip(*losses, strict=True))
+
+
+def test_batches_of_precise_statistics_have_mixed_lengths():
+    tokens = data("listops", 64)
+    for bucket in (False, True):
+        module = TaskData(listops(bucket=bucket, batch_size=8, precise_stats=4), tokens)
+        module.trainer = SimpleNamespace(
+            strategy=SimpleNamespace(root_device=torch.device("cpu")), global_rank=0, world_size=1, current_epoch=1
+        )
+        batches = [batch.x for batch in module.statistics_batches()]
+        assert len(batches) == 4
+        if bucket:
+            assert all(map(torch.equal, batches, mixed))
+        mixed = batches
 
 
 def test_without_a_validation_split_the_test_split_is_monitored():
