@@ -78,7 +78,7 @@ def _loggers(experiment: Experiment, folder: Path) -> list[Any]:
             raise ValueError(f"wandb={experiment.wandb} needs wandb, which is not installed: pip install wandb")
         from pytorch_lightning.loggers import WandbLogger
 
-        loggers.append(WandbLogger(project=experiment.wandb, name=experiment.name, save_dir=folder))
+        loggers.append(WandbLogger(project=experiment.wandb, name=folder.name, save_dir=folder))
     return loggers
 
 
