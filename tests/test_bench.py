@@ -14,7 +14,7 @@ from torch import nn
 from mrconv.bench import candidates, charts, image_models, mixer_comparison, shapes, timing
 from mrconv.bench.options import PASSES, TIMINGS, Options
 from mrconv.cli import main
-from tests.conftest import relative
+from tests.conftest import relative, slow_except
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
@@ -373,7 +373,7 @@ def test_generation_is_measured(tmp_path, capsys, monkeypatch):
         assert row["merged, recomputed"]["ms"] > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_except(["float32", "bfloat16"], "bfloat16"))
 def test_vision(tmp_path, capsys, monkeypatch, dtype):
     monkeypatch.setattr(shapes, "VISION", [shapes.VisionShape("T", "tiny", reduced=True, batch=1)])
     argv = ["vision", "--dtype", dtype, "--pass", "training", "inference", "--batch", "1"]

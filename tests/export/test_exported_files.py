@@ -162,7 +162,8 @@ def test_an_onnx_step_equals_the_parallel_form_far_past_the_window(tmp_path, lay
 
 
 @compiler
-@pytest.mark.parametrize("layer", slow_except(LAYERS, "fourier"))
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", LAYERS)
 def test_aoti_equals_the_trained_model(tmp_path, layer):
     assert export(build(**LAYERS[layer]), tmp_path / "model.aoti.pt2", "aoti").error < 1e-4
 

@@ -468,6 +468,7 @@ def test_a_request_waits_for_one_piece_of_ten_flooding_streams(tmp_path, monkeyp
         thread.join()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_requests(text_server):
     def send_requests():
         with httpx.Client(timeout=30) as client:

@@ -33,6 +33,7 @@ def _reset_compiler():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_compiled_blocks_share_code_and_give_the_same_gradients_and_statistics():
     tiny = data("listops", 64)
     experiment = small(listops(dropout=0.0))
