@@ -102,19 +102,20 @@ def test_precise_statistics_change_scores_and_not_the_training(trained, tmp_path
     assert all(a != b for a, b in zip(*losses, strict=True))
 
 
-def test_batches_of_precise_statistics_have_mixed_lengths():
+@pytest.mark.parametrize("mask_padding", [True, False])
+def test_statistics_come_from_mixed_lengths_if_padding_is_masked(mask_padding):
     tokens, device = data("listops", 64), torch.device("cpu")
     trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=device), global_rank=0, world_size=1, current_epoch=1
     )
     batches = []
     for bucket in (False, True):
-        module = TaskData(listops(bucket=bucket, batch_size=8, precise_stats=4), tokens)
+        module = TaskData(listops(bucket=bucket, mask_padding=mask_padding, batch_size=8, precise_stats=4), tokens)
         module.trainer = trainer
         batches.append([batch.x for batch in module.statistics_batches()])
     mixed, bucketed = batches
     assert len(mixed) == 4
-    assert all(torch.equal(a, b) for a, b in zip(mixed, bucketed, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(mixed, bucketed, strict=True)) == mask_padding
 
 
 def test_without_a_validation_split_the_test_split_is_monitored():

@@ -202,14 +202,16 @@ class TaskData(pl.LightningDataModule):
         return [self._loader(name, False) for name in self.evaluated]
 
     def statistics_batches(self) -> Iterator[Batch]:
-        """Yield `precise_stats` random batches of the training split, not augmented.
+        """Yield `precise_stats` batches of the current epoch's training, spread over it and not augmented.
 
-        With `bucket` too, lengths are mixed as in the split: the variances of long kernels grow with the length.
+        If padding is masked, they have mixed lengths with `bucket` too: the variances of long kernels depend on the
+        length. Otherwise they would have more padding than the batches of training, which takes part in statistics.
         """
         assert self.trainer is not None
         loader = copy.copy(self._loader("train", True))  # the position of the training loader must not change
-        loader.plan = copy.copy(loader.plan)
-        loader.plan.lengths = None
+        if self.experiment.masks_padding:
+            loader.plan = copy.copy(loader.plan)
+            loader.plan.lengths = None
         loader.plan = SpreadPlan(self.experiment.precise_stats, loader.plan)
         loader.set_epoch(self.trainer.current_epoch)
         return (batch.to(self.trainer.strategy.root_device, non_blocking=True) for batch in loader)
