@@ -135,12 +135,13 @@ def build_once(folder: Path, build: Callable[[], Built]) -> Path:
 
 def load_arrays(folder: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
     """Return the memory-mapped arrays of a folder by split and name, and its metadata."""
+    advice = f"remove {folder}, and the data is prepared again"
     splits: dict[str, Arrays] = {}
     for path in sorted(folder.glob("*.npy")):
-        with reading(path, DAMAGED_CACHE, f"remove {folder}, and the data is prepared again"):
+        with reading(path, DAMAGED_CACHE, advice):
             split, name, _ = path.name.split(".")
             splits.setdefault(split, {})[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-    with reading(folder / METADATA, DAMAGED_CACHE, f"remove {folder}, and the data is prepared again"):
+    with reading(folder / METADATA, DAMAGED_CACHE, advice):
         metadata: dict[str, Any] = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     return splits, metadata
 

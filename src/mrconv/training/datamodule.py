@@ -209,10 +209,9 @@ class TaskData(pl.LightningDataModule):
         """
         assert self.trainer is not None
         loader = copy.copy(self._loader("train", True))  # the position of the training loader must not change
-        if self.experiment.masks_padding:
-            loader.plan = copy.copy(loader.plan)
-            loader.plan.lengths = None
         loader.plan = SpreadPlan(self.experiment.precise_stats, loader.plan)
+        if self.experiment.masks_padding:
+            loader.plan.lengths = None
         loader.set_epoch(self.trainer.current_epoch)
         return (batch.to(self.trainer.strategy.root_device, non_blocking=True) for batch in loader)
 

@@ -249,8 +249,10 @@ def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tup
     check_same_model(path, weights, model)
     model.load_state_dict(weights)
     TARGETS[data.target](data).fold_units(model)
-    substitution = {"used": path.name, "instead_of": BEST, "why": find_problem(folder / BEST)}
-    return model.eval(), checkpoint["epoch"] + 1, {} if path.name == BEST else substitution
+    substitution = {}
+    if path.name != BEST:
+        substitution = {"used": path.name, "instead_of": BEST, "why": find_problem(folder / BEST)}
+    return model.eval(), checkpoint["epoch"] + 1, substitution
 
 
 def evaluation_loaders(data: Prepared, experiment: Experiment) -> dict[str, BatchLoader]:
