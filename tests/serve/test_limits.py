@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import http.client
 import json
+import select
 import signal
 import socket
 import threading
@@ -63,6 +64,12 @@ def wait_until(condition, seconds=30):
         time.sleep(0.01)
 
 
+def send_forever(connection):
+    while True:
+        connection.sendall(bytes(1000))
+        time.sleep(0.01)
+
+
 def accepts(server):
     """Return whether the server accepts a connection."""
     try:
@@ -92,6 +99,34 @@ def test_a_body_of_100_mb_is_rejected_before_it_is_read(audio_server):
     assert audio_server.metric("process_resident_memory_bytes") - memory < 50 * MB
     assert audio_server.metric("mrconv_requests_total", route="/predict", status="413") == 3
     assert audio_server.reaches("mrconv_requests_in_flight", 1)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n", 413),
+        (b"no HTTP\r\n", 400),
+    ],
+)
+def test_a_client_that_still_sends_can_read_the_answer(audio_server, head, status):
+    with socket.create_connection(("127.0.0.1", audio_server.port), timeout=30) as connection:
+        connection.sendall(head)
+        select.select([connection], [], [], 30)  # the server has answered
+        connection.sendall(bytes(MB))
+        wait_until(lambda: unread_bytes(connection) == 0)
+        answer = b""
+        while more := connection.recv(65536):
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.endswith(b"}")
+
+
+def test_a_client_that_never_stops_sending_is_disconnected(audio_server):
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", audio_server.port), timeout=30) as connection:
+        connection.sendall(head)
+        with pytest.raises(ConnectionError):
+            send_forever(connection)
 
 
 def test_connections_of_slow_clients_are_closed(limited_server):

@@ -13,6 +13,7 @@ from websockets.server import ServerProtocol
 
 MAX_HEAD = 2**16  # bytes of the head of a request, and of the trailer of a chunked body
 GRACE = 1.0  # seconds for the application to answer a late body itself
+LINGER = 2.0  # seconds in which a client that still sends can read the answer to what it sends
 
 
 class ClosableTransport:
@@ -21,16 +22,27 @@ class ClosableTransport:
     uvicorn goes on with a request whose client has disconnected if another request of the client waits behind it.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport, protocol: LimitedProtocol) -> None:
+        self._transport, self._protocol = transport, protocol
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
         """Write data unless the transport is closed."""
-        if not self._transport.is_closing():
+        if not self.is_closing():
             self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection after what was written; a client that still sends a request can read the answer."""
+        if self._protocol.deadline is None:
+            self._transport.close()
+        else:
+            self._protocol.close_after_client()
+
+    def is_closing(self) -> bool:
+        """Return whether no more may be written."""
+        return self._protocol.lingers or self._transport.is_closing()
 
 
 class LimitedProtocol(asyncio.Protocol):
@@ -52,12 +64,13 @@ class LimitedProtocol(asyncio.Protocol):
         self.deadline: asyncio.TimerHandle | None = None
         self.unparsed = 0  # bytes received since the head, a piece of the body, or the request was complete
         self.too_long = False
+        self.lingers = False
         self._begin_head()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request."""
         self.transport, self.loop = transport, asyncio.get_running_loop()
-        self.inner.connection_made(ClosableTransport(transport))  # type: ignore[arg-type]
+        self.inner.connection_made(ClosableTransport(transport, self))  # type: ignore[arg-type]
         self._start_timeout(self.timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,7 +88,7 @@ class LimitedProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass data on, unless it is not HTTP, has a head or trailer that is too long, or is an invalid handshake."""
-        if self.transport.is_closing():
+        if self.lingers or self.transport.is_closing():
             return
         self.unparsed += len(data)
         try:
@@ -91,6 +104,17 @@ class LimitedProtocol(asyncio.Protocol):
             self._reject(400, "the request is not a WebSocket handshake")
         else:
             self.inner.data_received(data)
+
+    def close_after_client(self) -> None:
+        """Send what was written, then discard what arrives until the client closes, or for LINGER seconds.
+
+        A connection closed on bytes that nobody reads is reset, and its client loses the answer.
+        """
+        if not (self.lingers or self.transport.is_closing()):
+            self.lingers = True
+            self.transport.write_eof()
+            self.transport.resume_reading()
+            self._start_timeout(LINGER)
 
     def on_message_begin(self) -> None:
         """Start the timeout of the next request."""
@@ -160,4 +184,4 @@ class LimitedProtocol(asyncio.Protocol):
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self.close_after_client()
