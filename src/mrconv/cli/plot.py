@@ -11,8 +11,9 @@ from typing import Any
 from mrconv._utils.extras import needs
 
 from .parser import CommandError, add_plugins, optional_imports
+from .results import add_result_folders, collect_results
 
-RUN = "run"
+RUN, ACCURACY = "run", "accuracy"
 BENCHMARKS = {
     "length": "time against length",
     "compare": "the speed of all mixers relative to S4, and against length",
@@ -37,11 +38,19 @@ def add(commands: Any) -> None:
     trained.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/figures")
     add_plugins(trained)
     trained.set_defaults(run=plot_run)
+    what = "test accuracy against training time, a panel for each task"
+    accuracy = figures.add_parser(ACCURACY, help=what, description=what[0].upper() + what[1:] + ".")
+    add_result_folders(accuracy)
+    default = Path("accuracy.png")
+    accuracy.add_argument("--out", type=Path, default=default, metavar="FILE.png", help=f"default: {default}")
+    accuracy.set_defaults(run=plot_accuracy)
 
 
 def with_figure_name(words: list[str]) -> list[str]:
     """Return the arguments of `mrconv plot`, with `run` before an argument that is a folder."""
-    return [RUN, *words] if words and words[0] not in (RUN, *BENCHMARKS) and Path(words[0]).is_dir() else words
+    return (
+        [RUN, *words] if words and words[0] not in (RUN, ACCURACY, *BENCHMARKS) and Path(words[0]).is_dir() else words
+    )
 
 
 def plot_run(given: argparse.Namespace) -> None:
@@ -57,6 +66,19 @@ def plot_run(given: argparse.Namespace) -> None:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot plot {given.folder}: {error}") from None
+
+
+def plot_accuracy(given: argparse.Namespace) -> None:
+    """Plot the records of runs."""
+    with optional_imports("`mrconv plot accuracy`", "train"):
+        from mrconv.training.results_figure import plot_accuracies
+    try:
+        plot_accuracies(collect_results(given.folders), given.out)
+    except OSError as error:
+        raise CommandError(f"argument --out: cannot write {given.out}: {error}") from None
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    print(given.out)
 
 
 def plot_benchmark(given: argparse.Namespace) -> None:

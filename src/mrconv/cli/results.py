@@ -17,9 +17,7 @@ def add(commands: Any) -> None:
     """Add the parser."""
     about = "print a table of recorded results beside the paper's"
     parser = commands.add_parser("results", help=about, description=about.capitalize() + ".")
-    default = " and ".join(f"./{name}" for name in DEFAULT)
-    what = f"folders to search for result.json files; default: {default}, if they exist"
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=what)
+    add_result_folders(parser)
     what = f"print a table of probes instead, short trainings with one change; default folder: ./{PROBES}"
     parser.add_argument("--probes", action="store_true", help=what)
     parser.add_argument("--markdown", type=Path, metavar="FILE.md", help="write the table to a file, with all columns")
@@ -27,6 +25,26 @@ def add(commands: Any) -> None:
     parser.add_argument("--baselines", type=Path, metavar="FILE.md", help=what)
     parser.add_argument("--peers", dest="baselines", type=Path, help=argparse.SUPPRESS)  # codespell:ignore peers
     parser.set_defaults(run=run)
+
+
+def add_result_folders(parser: argparse.ArgumentParser) -> None:
+    """Add the argument FOLDER ... of recorded runs."""
+    default = " and ".join(f"./{name}" for name in DEFAULT)
+    what = f"folders to search for result.json files; default: {default}, if they exist"
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=what)
+
+
+def collect_results(folders: list[Path]) -> list[dict[str, Any]]:
+    """Return the results under the folders, or under the default ones."""
+    folders = folders or [Path(name) for name in DEFAULT if Path(name).is_dir()]
+    if not folders:
+        raise CommandError(f"no {' or '.join(DEFAULT)} folder here: give the folders of the runs")
+    from mrconv.training import result_files
+
+    results = result_files.collect(folders)
+    if not results:
+        raise CommandError(f"no {result_files.RESULT} under {', '.join(map(str, folders))}: no run there has ended")
+    return results
 
 
 def run(given: argparse.Namespace) -> None:
@@ -41,14 +59,9 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _tabulate_results(given: argparse.Namespace) -> None:
-    folders = given.folders or [Path(name) for name in DEFAULT if Path(name).is_dir()]
-    if not folders:
-        raise CommandError(f"no {' or '.join(DEFAULT)} folder here: give the folders of the runs")
-    from mrconv.training import report, result_files
+    results = collect_results(given.folders)
+    from mrconv.training import report
 
-    results = result_files.collect(folders)
-    if not results:
-        raise CommandError(f"no {result_files.RESULT} under {', '.join(map(str, folders))}: no run there has ended")
     print(report.table(results))
     _write("markdown", given.markdown, lambda: report.markdown(results))
     _write("baselines", given.baselines, lambda: report.baseline_table(results))
