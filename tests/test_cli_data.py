@@ -97,13 +97,14 @@ def test_images_are_half_blocks_and_waveforms_are_columns(tmp_path, monkeypatch)
         assert (tmp_path / f"{i}.png").stat().st_size > 1000
 
 
-def test_packed_data_is_found_on_a_machine_without_the_source_files(tmp_path, capsys):
+@pytest.mark.parametrize("suffix", [".tar.xz", ".tar.bz2"])
+def test_packed_data_is_found_on_a_machine_without_the_source_files(tmp_path, capsys, suffix):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     for split in ("train", "test"):
         rows = [{"text": f"review {i} {'good' if i % 2 else 'bad'}", "label": i % 2} for i in range(20)]
         (here / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    options, packed = ["min_freq=1", "length=64"], tmp_path / "text.tar.xz"
+    options, packed = ["min_freq=1", "length=64"], tmp_path / f"text{suffix}"
     assert main(["data", "pack", "text", str(packed), *options, "--data-dir", str(here)]) == 0
     assert capsys.readouterr().out.startswith(f"{packed}: 0.0 MiB")
     with pytest.raises(SystemExit):
@@ -118,6 +119,14 @@ def test_packed_data_is_found_on_a_machine_without_the_source_files(tmp_path, ca
     assert actual.vocabulary == expected.vocabulary
     with pytest.raises(MissingData):  # other options, other data
         task("text", there, length=32).prepare()
+
+
+def test_packed_data_has_a_name_from_which_it_can_be_unpacked(tmp_path, capsys):
+    options = ["train_size=20", "val_size=2", "test_size=2", "min_length=10", "max_length=30"]
+    with pytest.raises(SystemExit):
+        main(["data", "pack", "listops", str(tmp_path / "listops.tar"), *options, "--data-dir", str(tmp_path)])
+    assert "the name of packed data must end in .tar.xz or .tar.bz2; got" in capsys.readouterr().err
+    assert not (tmp_path / "listops.tar").exists()
 
 
 def test_damaged_packed_data_leaves_nothing_behind(tmp_path, capsys):

@@ -30,11 +30,11 @@ def add(commands: Any) -> None:
     prepare.set_defaults(run=run_prepare)
     about = "write a task's prepared data to a file that another machine can unpack, without its sources"
     pack = actions.add_parser("pack", help=about, description=about.capitalize() + ".")
-    add_task_arguments(pack, out="file that is written")
+    add_task_arguments(pack, out="file that is written, .tar.xz or, larger but faster, .tar.bz2")
     pack.set_defaults(run=run_pack)
     about = "put packed data into the cache, where the task with the same options finds it"
     unpack = actions.add_parser("unpack", help=about, description=about.capitalize() + ".")
-    unpack.add_argument("file", type=Path, metavar="FILE.tar.xz", help="file that `mrconv data pack` wrote")
+    unpack.add_argument("file", type=Path, metavar="FILE", help="file that `mrconv data pack` wrote")
     what = "largest size of the arrays, unless it is less than 200 times that of the file; default: 1024"
     unpack.add_argument("--max-mib", type=positive, default=1024, metavar="N", help=what)
     add_folder_arguments(unpack)
@@ -89,6 +89,7 @@ def run_pack(args: argparse.Namespace) -> None:
 
     with command_errors():
         task = make_task(args)
+        packed_data.compression(args.file)  # rejects a name before the data is prepared
         with progress_bar(f"preparing {task.name}") as progress:
             task.prepare(progress)
         with progress_bar(f"packing {task.name}", "bytes") as progress:

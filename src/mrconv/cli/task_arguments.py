@@ -28,7 +28,7 @@ def add_task_arguments(parser: Parser, out: str | None = None) -> None:
     """Add a task, its options and the folders; with `out`, its explanation, a file too."""
     parser.add_argument("task", metavar="TASK", help="see `mrconv data list`")
     if out is not None:
-        parser.add_argument("file", type=Path, metavar="FILE.tar.xz", help=out)
+        parser.add_argument("file", type=Path, metavar="FILE", help=out)
     parser.add_argument(
         "options", nargs="*", metavar="OPTION=VALUE", help="options of the task; see `mrconv data list`"
     )

@@ -7,6 +7,7 @@ import json
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 from .._utils.files import atomic_write
 from .archives import copy_exactly, tar_files
@@ -18,18 +19,28 @@ from .reading import CHUNK, MAX_FILE_MIB, Expansion, limited, reading
 
 TASK = "task.json"
 MEMBER = re.compile(r"[a-z]+\.[a-z0-9]+\.npy|" + re.escape(METADATA))
+COMPRESSIONS = {".tar.xz": "xz", ".tar.bz2": "bz2"}
 NOT_PACKED = "is damaged, or was not written by `mrconv data pack`"
 
 
+def compression(out: Path) -> str:
+    """Return the compression that the name of a packed file chooses; raise ValueError for another name."""
+    for suffix, name in COMPRESSIONS.items():
+        if out.name.endswith(suffix):
+            return name
+    raise ValueError(f"the name of packed data must end in {' or '.join(COMPRESSIONS)}; got {out}")
+
+
 def pack(packed: Task, out: Path, progress: Progress = no_progress) -> None:
-    """Write the prepared arrays of a task to a .tar.xz file, atomically."""
+    """Write the prepared arrays of a task to a file, atomically: a .tar.xz or, larger but faster, a .tar.bz2."""
+    mode: Any = f"w:{compression(out)}"
     folder = packed.prepare().folder
     assert folder is not None
     content = json.dumps({"task": packed.name, "options": packed.options()}, default=str).encode()
     files = sorted(folder.iterdir())
     total, done = sum(path.stat().st_size for path in files), 0
     out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(out) as draft, tarfile.open(draft, "w:xz") as tar:
+    with atomic_write(out) as draft, tarfile.open(draft, mode) as tar:
         header = tarfile.TarInfo(TASK)
         header.size = len(content)
         tar.addfile(header, io.BytesIO(content))
