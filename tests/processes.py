@@ -46,6 +46,8 @@ class Command:
         with ThreadPoolExecutor(2) as threads:
             output = [threads.submit(stream.read) for stream in (self.stdout, self.stderr)]
             self.wait(timeout)
+        self.stdout.close()
+        self.stderr.close()
         return tuple(each.result() for each in output)
 
 
