@@ -398,12 +398,16 @@ def test_weights_that_do_not_fit_the_config_are_named(tmp_path, name, value, mes
         load_model(tmp_path)
 
 
-def test_statistics_that_are_not_finite_are_reported_in_one_line(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "name", ["backbone.blocks.1.layer.branches.0.norm.running_var", "backbone.encoder.weight", "head.weight"]
+)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_reported_in_one_line(tmp_path, capsys, name, value):
     model = build()
-    model.backbone.blocks[1].layer.branches[0].norm.running_var[0] = torch.nan
+    model.state_dict()[name].view(-1)[1] = value
     model.save_pretrained(tmp_path)
     for command in (["info"], ["predict", "--text", "a"]):
         with pytest.raises(SystemExit) as stop:
             main([command[0], str(tmp_path), *command[1:]])
         assert stop.value.code == 2
-        assert re.search(rf"error: {tmp_path}: backbone.* holds NaN or infinity", capsys.readouterr().err)
+        assert re.search(rf"error: {tmp_path}: {re.escape(name)} holds NaN or infinity", capsys.readouterr().err)

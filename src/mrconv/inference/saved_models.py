@@ -28,7 +28,7 @@ DAMAGED = (SafetensorError, TypeError, ValueError, RuntimeError, OverflowError, 
 
 
 def load_model(folder: Path) -> Model:
-    """Load a saved model as the class that its config.json names."""
+    """Load a saved model as the class that its config.json names; reject weights that are not finite."""
     config = folder / CONFIG
     if not folder.exists():
         raise FileNotFoundError(f"{folder} does not exist")
@@ -44,6 +44,8 @@ def load_model(folder: Path) -> Model:
         raise
     except DAMAGED as error:
         raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split()):.500}") from error
+    if damaged := [name for name, x in model.state_dict().items() if x.is_floating_point() and not x.isfinite().all()]:
+        raise ValueError(f"{folder}: {damaged[0]} holds NaN or infinity")
     if getattr(model.config, "backend", None) == "triton" and (why_not := _triton_unavailable()):
         raise ValueError(f'{config}: backend=\'triton\' cannot run here: {why_not}; set "backend": "auto"')
     return model
@@ -64,10 +66,7 @@ def load(path: Path | str, device: torch.device | str = "cpu", *, merged: bool =
     folder = model_folder(Path(path), *((MERGED, MODEL) if merged else (MODEL,)))
     model = load_model(folder)
     if merged:
-        try:
-            reparameterize(model)
-        except ValueError as error:  # statistics that are not finite
-            raise ValueError(f"{folder}: {error}") from error
+        reparameterize(model)
     elif getattr(model.config, "merged", False):
         raise ValueError(f"the model in {folder} is merged: it has no branches")
     return Predictor(model, folder, device)
