@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TIMM := $(VENV)/timm
 EMPTY := build/empty
+LOWEST := build/lowest
 # Two processes with one thread each: the models are so small that threads mostly wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # The Triton kernels on the CPU, through Triton's interpreter.
@@ -15,7 +16,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 # Test processes and the commands they start share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test test-all test-timm test-gpu test-interpreted fuzz soak coverage lint style types docs demo dist clean
+.PHONY: install test test-all test-timm test-lowest test-gpu test-interpreted fuzz soak coverage lint style types docs demo dist clean
 
 install: $(READY)
 
@@ -61,6 +62,15 @@ test-interpreted: $(READY)
 test-all: lint docs test-timm
 	$(TRITON) $(ALL) tests/triton tests/test_triton_compiles.py
 	$(PYTEST) $(ALL) --ignore tests/test_triton_compiles.py
+
+# The quick tests in an environment with the lowest version of every dependency but torch.
+test-lowest: $(READY)
+	mkdir -p $(LOWEST)
+	$(BIN)/python tests/lowest_versions.py > $(LOWEST)/constraints.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
+	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable '.[test]'
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile
 
 # What needs a GPU: devices, CUDA graphs, and the Triton kernels on hardware.
 test-gpu: $(READY)

@@ -398,6 +398,14 @@ def test_weights_that_do_not_fit_the_config_are_named(tmp_path, name, value, mes
         load_model(tmp_path)
 
 
+def test_a_model_is_loaded_by_huggingface_hub_before_1_0(tmp_path):
+    model = build()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    loaded = type(model)._from_pretrained(model_id=str(tmp_path), proxies=None, resume_download=None, **config)
+    assert torch.equal(loaded.head.weight, model.head.weight)
+
+
 @pytest.mark.parametrize(
     "name", ["backbone.blocks.1.layer.branches.0.norm.running_var", "backbone.encoder.weight", "head.weight"]
 )

@@ -178,6 +178,8 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
         force_download: bool = False,
         local_files_only: bool = False,
         token: str | bool | None = None,
+        proxies: dict[str, str] | None = None,
+        resume_download: bool | None = None,
         **options: Any,
     ) -> Self:
         if architecture not in [base.__name__ for base in cls.__mro__]:
@@ -192,6 +194,7 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
         if not Path(model_id).is_dir():
             from huggingface_hub import hf_hub_download
 
+            older: dict[str, Any] = {} if proxies is None else {"proxies": proxies}  # huggingface_hub before 1.0
             weights = Path(
                 hf_hub_download(
                     model_id,
@@ -201,6 +204,7 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
                     force_download=force_download,
                     local_files_only=local_files_only,
                     token=token,
+                    **older,
                 )
             )
         header = read_header(weights)

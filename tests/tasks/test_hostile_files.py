@@ -52,7 +52,7 @@ class TestArrays:
             custom(tmp_path / "a.npz").prepare()
 
     def test_large_integers_keep_their_names(self, tmp_path):
-        np.savez(tmp_path / "a.npz", x=X, y=np.where(Y == 1, 2**64 - 1, 0).astype(np.uint64))
+        np.savez(tmp_path / "a.npz", x=X, y=np.where(Y == 1, np.uint64(2**64 - 1), np.uint64(0)))
         assert custom(tmp_path / "a.npz").prepare().classes == ("0", str(2**64 - 1))
 
     def test_values_beyond_float32_are_rejected(self, tmp_path):
