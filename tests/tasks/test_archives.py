@@ -164,6 +164,8 @@ def test_headers_of_a_tar_are_limited(tmp_path):
             file.write(content + bytes(1024))
         with most_memory(12 * 2**20), pytest.raises(DataError, match=rf"{name}\.tar\.gz is damaged"):
             list(read_members(tmp_path / f"{name}.tar.gz"))
+    with pytest.raises(DataError, match="a member has too many headers"):  # and not by a RecursionError
+        list(read_members(tmp_path / "nested.tar.gz"))
 
 
 def test_names_that_are_long_or_not_text_are_rejected(tmp_path):

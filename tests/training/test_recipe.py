@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
@@ -160,7 +161,7 @@ def test_too_few_examples_raise_an_error(trained):
 
 def test_a_record_contains_versions_sizes_and_settings(trained):
     result = trained()
-    assert result["environment"]["torch"] == torch.__version__
+    assert result["environment"]["torch"] == version("torch")
     assert result["examples"] == {"train": 64, "val": 64, "test": 64}
     assert result["parameters"] > 0
     assert result["config"]["lr"] == 0.003

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -348,7 +349,7 @@ def test_a_run_can_be_finished_early_and_still_resume(tmp_path, monkeypatch):
         loop.train(experiment, tmp_path / "run", quiet=True)
     result = loop.finish(tmp_path / "run")
     assert (result["partial"], result["epochs_done"], result["best_epoch"]) == (True, 1, 1)
-    assert result["environment"]["torch"] == torch.__version__
+    assert result["environment"]["torch"] == version("torch")
     monkeypatch.setattr(Training, "training_step", training_step)
     complete = loop.train(experiment, tmp_path / "run", quiet=True)
     assert (complete["partial"], complete["epochs_done"]) == (False, 3)

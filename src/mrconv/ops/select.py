@@ -103,7 +103,11 @@ def _interpolate(entry: Mapping[str, float], reach: int, extrapolate: bool) -> f
 
 def _cheapest(u: Tensor, triton: bool, candidates: Sequence[Algorithm], problem: Problem) -> Selection:
     costs = {algorithm: cost(u, triton, algorithm, problem) for algorithm in candidates}
-    return Selection(min(costs, key=lambda algorithm: costs[algorithm]), triton, costs)
+    best = candidates[0]
+    for algorithm in candidates:  # torch.compile cannot trace min(..., key=...) before torch 2.11
+        if costs[algorithm] < costs[best]:
+            best = algorithm
+    return Selection(best, triton, costs)
 
 
 def _bounds(lags: Lags) -> tuple[int, int]:

@@ -27,6 +27,7 @@ NameFilter = Callable[[str], bool]
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile limits what it decompresses at once for these only
 MAX_NAME = 4096  # names of examples are stored with the length of the longest
+MAX_READS = 64  # of the headers of one member; a name and attributes of any length need fewer than ten
 MAX_HEADERS = 64  # headers for all members of a tar, which are kept in memory
 
 
@@ -78,10 +79,13 @@ def tar_files(path: Path, problem: str = DAMAGED) -> Iterator[tuple[str, int, IO
 
 
 class _TarStream:
-    """What tarfile reads of a tar: its headers, of at most `allowed` bytes, as tarfile keeps them in memory."""
+    """What tarfile reads of a tar: its headers, of at most `allowed` bytes, as tarfile keeps them in memory.
+
+    A member has at most MAX_READS: tarfile calls itself for a header that describes the next one.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.allowed, self.last = file, CHUNK, b""
+        self.file, self.allowed, self.reads, self.last = file, CHUNK, 0, b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
@@ -89,13 +93,16 @@ class _TarStream:
     def read(self, size: int) -> bytes:
         if not 0 <= size <= self.allowed:
             raise tarfile.ReadError(f"a header has more than {CHUNK:,} bytes")
+        if self.reads == MAX_READS:
+            raise tarfile.ReadError("a member has too many headers")
+        self.reads += 1
         self.allowed -= size
         self.last = self.file.read(size)
         return self.last
 
 
 def _next(archive: tarfile.TarFile, stream: _TarStream) -> tarfile.TarInfo | None:
-    stream.allowed = CHUNK
+    stream.allowed, stream.reads = CHUNK, 0
     archive.members.clear()  # type: ignore[attr-defined]
     return archive.next()
 
