@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 TIMM := $(VENV)/timm
 EMPTY := build/empty
 LOWEST := build/lowest
+TORCH := torch==2.13.0
 # Two processes with one thread each: the models are so small that threads mostly wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # The Triton kernels on the CPU, through Triton's interpreter.
@@ -24,7 +25,7 @@ install: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
@@ -68,9 +69,9 @@ test-lowest: $(READY)
 	mkdir -p $(LOWEST)
 	$(BIN)/python tests/lowest_versions.py > $(LOWEST)/constraints.txt
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet torch==2.13.0
+	$(LOWEST)/bin/python -m pip install --quiet $(TORCH)
 	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable '.[test]'
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile
+	$(subst $(BIN),$(LOWEST)/bin,$(PYTEST))
 
 # What needs a GPU: devices, CUDA graphs, and the Triton kernels on hardware.
 test-gpu: $(READY)
@@ -109,7 +110,7 @@ dist: $(READY)
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 	$(PYTHON) -m venv $(EMPTY)
-	$(EMPTY)/bin/python -m pip install --quiet torch==2.13.0 dist/*.whl
+	$(EMPTY)/bin/python -m pip install --quiet $(TORCH) dist/*.whl
 	$(EMPTY)/bin/python tests/installed_package.py
 	$(EMPTY)/bin/python -m pip install --quiet "$$(ls dist/*.whl)[train,serve]"
 	$(EMPTY)/bin/python tests/installed_package.py train

@@ -122,9 +122,8 @@ def test_packed_data_is_found_on_a_machine_without_the_source_files(tmp_path, ca
 
 
 def test_packed_data_has_a_name_from_which_it_can_be_unpacked(tmp_path, capsys):
-    options = ["train_size=20", "val_size=2", "test_size=2", "min_length=10", "max_length=30"]
     with pytest.raises(SystemExit):
-        main(["data", "pack", "listops", str(tmp_path / "listops.tar"), *options, "--data-dir", str(tmp_path)])
+        main(["data", "pack", "listops", str(tmp_path / "listops.tar"), *SMALL, "--data-dir", str(tmp_path)])
     assert "the name of packed data must end in .tar.xz or .tar.bz2; got" in capsys.readouterr().err
     assert not (tmp_path / "listops.tar").exists()
 

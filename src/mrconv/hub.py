@@ -194,7 +194,8 @@ class Model(nn.Module, _Mixin, library_name="mrconv"):
         if not Path(model_id).is_dir():
             from huggingface_hub import hf_hub_download
 
-            older: dict[str, Any] = {} if proxies is None else {"proxies": proxies}  # huggingface_hub before 1.0
+            arguments = {"proxies": proxies, "resume_download": resume_download}  # of huggingface_hub before 1.0
+            older: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
             weights = Path(
                 hf_hub_download(
                     model_id,

@@ -41,9 +41,14 @@ def raw(server, *pieces):
         for piece in pieces:
             connection.sendall(piece)
             wait_until(lambda: unread_bytes(connection) == 0)
-        received = b""
-        while more := connection.recv(65536):
-            received += more
+        return receive_all(connection)
+
+
+def receive_all(connection):
+    """Return all that the server sends until it closes."""
+    received = b""
+    while more := connection.recv(65536):
+        received += more
     return received
 
 
@@ -114,9 +119,7 @@ def test_a_client_that_still_sends_can_read_the_answer(audio_server, head, statu
         select.select([connection], [], [], 30)  # the server has answered
         connection.sendall(bytes(MB))
         wait_until(lambda: unread_bytes(connection) == 0)
-        answer = b""
-        while more := connection.recv(65536):
-            answer += more
+        answer = receive_all(connection)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert answer.endswith(b"}")
 

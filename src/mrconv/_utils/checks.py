@@ -11,6 +11,14 @@ from torch import Tensor
 MAX_RATE = 1000
 
 
+def first_not_finite(tensors: Mapping[str, object]) -> str | None:
+    """Return the name of the first value that is no tensor, or holds NaN or infinity; None if there is none."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor) or (x.is_floating_point() and not x.isfinite().all()):
+            return name
+    return None
+
+
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise ValueError for a value that is not allowed."""
     if value not in allowed:

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 
 from .. import model as models
+from .._utils.checks import first_not_finite
 from .._utils.files import atomic_write
 from .._utils.plugins import NotRegistered
 from ..hub import CONFIG, MERGED, MODEL, Model, model_folder, read_json
@@ -44,8 +45,8 @@ def load_model(folder: Path) -> Model:
         raise
     except DAMAGED as error:
         raise ValueError(f"{folder} cannot be loaded: {' '.join(str(error).split()):.500}") from error
-    if damaged := [name for name, x in model.state_dict().items() if x.is_floating_point() and not x.isfinite().all()]:
-        raise ValueError(f"{folder}: {damaged[0]} holds NaN or infinity")
+    if (damaged := first_not_finite(model.state_dict())) is not None:
+        raise ValueError(f"{folder}: {damaged} holds NaN or infinity")
     if getattr(model.config, "backend", None) == "triton" and (why_not := _triton_unavailable()):
         raise ValueError(f'{config}: backend=\'triton\' cannot run here: {why_not}; set "backend": "auto"')
     return model

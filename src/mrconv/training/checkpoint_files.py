@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mrconv._utils.checks import first_not_finite
+
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 CONTENT: dict[str, Any] = {"mrconv": dict, "epoch": int, "state_dict": dict}
 """What a checkpoint holds, with its types."""
@@ -64,12 +66,8 @@ def _wrong_content(content: Any, resumes: bool) -> str | None:
         return "its history is no list of epochs"
     if resumes and not all(isinstance(each, dict) and set(each) >= RANDOM for each in state["random"]):
         return "its random states are incomplete"
-    wrong = next((name for name, x in model_weights(content).items() if not _is_finite(x)), None)
+    wrong = first_not_finite(model_weights(content))
     return None if wrong is None else f"its weights {wrong} are not finite"
-
-
-def _is_finite(x: Any) -> bool:
-    return isinstance(x, Tensor) and (not x.is_floating_point() or bool(x.isfinite().all()))
 
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

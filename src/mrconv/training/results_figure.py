@@ -45,8 +45,8 @@ def plot_accuracies(results: Iterable[Result], out: Path) -> None:
     """Plot accuracy against training time for all runs of a task in one panel, seeds of a run in one colour."""
     by_task: dict[str, list[Result]] = {}
     for result in results:
-        if accuracy_curve(result) is not None:
-            by_task.setdefault(result["task"], []).append(result)
+        if (curve := accuracy_curve(result)) is not None:
+            by_task.setdefault(result["task"], []).append({**result, "curve": curve})
     if not by_task:
         raise ValueError("none of the runs has recorded test accuracies and a time")
     columns = min(COLUMNS, len(by_task))
@@ -70,7 +70,7 @@ def _plot_task(axes: Axes, results: Sequence[Result]) -> None:
             "linestyle": STYLES[i // len(COLOURS) % len(STYLES)],
         }
         label = displayed_name(group[0]) + f", {group[0]['environment'].get('hardware')}" * (len(hardware) > 1)
-        for curve in filter(None, map(accuracy_curve, group)):
+        for curve in [result["curve"] for result in group]:
             axes.plot(*curve, linewidth=1.4, label=label, **style)
             axes.plot(curve.minutes[-1], curve.accuracies[-1], "o", markersize=4, color=style["color"])
             label = "_"  # one line of the legend for all seeds
