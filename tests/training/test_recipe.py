@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mrconv.tasks import Batch
-from mrconv.training import evaluation, loop, outputs, rundir
+from mrconv.training import Experiment, evaluation, loop, outputs, rundir
 from mrconv.training.datamodule import TaskData
 from mrconv.training.module import Training, average_statistics, build_model, logits
 from mrconv.training.schedule import cosine_factor
@@ -50,6 +50,32 @@ def test_kernels_have_their_own_learning_rate_and_no_weight_decay(decay_on):
 
 def parameter_names(module, group):
     return [name for name, p in module.named_parameters() if any(p is q for q in group["params"])]
+
+
+@pytest.mark.parametrize(
+    ("task", "residual", "dtype"),
+    [
+        ("image", "auto", torch.bfloat16),
+        ("image", "float32", torch.float32),
+        ("listops", "auto", torch.float32),
+        ("listops", "float32", torch.float32),
+    ],
+)
+def test_the_residual_stream_has_the_dtype_that_was_chosen(task, residual, dtype):
+    experiment, dtypes = small(Experiment(task=task, residual=residual)), []
+    model = build_model(experiment, data(task))
+    Training(experiment, model, Target(), SCORES["accuracy"], 5, ["val"])
+    for block in model.backbone.blocks:
+        block.register_forward_hook(lambda block, inputs, y: dtypes.append((inputs[0].dtype, y.dtype)))
+    batch = torch.randint(1, 10, (2, 60)) if task == "listops" else torch.randn(2, 60, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(batch).sum().backward()
+    assert set(dtypes) == {(dtype, dtype)}
+
+
+def test_a_residual_stream_is_chosen_for_sequences_only():
+    with pytest.raises(ValueError, match="residual=float32 applies to models of sequences; got Linear"):
+        Training(Experiment(residual="float32"), torch.nn.Linear(1, 1), Target(), SCORES["accuracy"], 5, ["val"])
 
 
 @pytest.mark.parametrize(("settings", "steps"), [({"warmup_epochs": 2.0}, 10), ({"warmup_steps": 7}, 7)])

@@ -78,6 +78,11 @@ class RecipeOptions:
     precise_stats: int = option(
         64, "before each validation, BatchNorms average their statistics over this many training batches", at_least=0
     )
+    residual: str = option(
+        "auto",
+        'dtype of the residual stream in bfloat16: "auto" (float32 for tokens, bfloat16 for values) or "float32"',
+        choices=("auto", "float32"),
+    )
     label_smoothing: float = option(0.0, "label smoothing", at_least=0, below=1)
     randaugment: float = option(0.0, "images in files: magnitude of RandAugment; 0 is off", at_least=0)
     crop: int = option(0, "images: random shift by up to this many pixels", at_least=0)
