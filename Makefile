@@ -17,7 +17,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE
 # Test processes and the commands they start share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test test-all test-timm test-lowest test-gpu test-interpreted fuzz soak coverage lint style types docs demo dist clean
+.PHONY: install test test-all test-timm test-lowest test-gpu test-sanitizer test-interpreted fuzz soak coverage lint style types docs demo dist clean
 
 install: $(READY)
 
@@ -76,6 +76,13 @@ test-lowest: $(READY)
 # What needs a GPU: devices, CUDA graphs, and the Triton kernels on hardware.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -n 6 $(ALL) tests/test_gpu.py tests/training/test_graphs.py tests/triton
+
+# NVIDIA's compute-sanitizer over the quick tests of every Triton kernel; without a cache, torch's allocator shows it the
+# bounds of each tensor. TOOL=racecheck reports what docs/reliability.md explains.
+TOOL ?= memcheck
+test-sanitizer: $(READY)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $(TOOL) --target-processes all --error-exitcode 1 \
+	  $(BIN)/python -m pytest -n 5 tests/triton
 
 # N mutated files through all readers: each is read or rejected in one line, within limits of memory and time. S is the
 # seed of the first one; without it, that is a number that no run has had.
