@@ -1,4 +1,4 @@
-"""`mrconv run`: pack a run to resume it on another machine."""
+"""`mrconv run`: pack a run to resume it on another machine, or keep the record of a finished one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 def add(commands: Any) -> None:
     """Add the parser."""
-    about = "pack a run to resume it on another machine"
+    about = "pack a run to resume it on another machine, or keep the record of a finished one"
     parser = commands.add_parser("run", help=about, description=about.capitalize() + ".")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     about = "write what a run needs to resume as files of limited size, with checksums"
@@ -37,6 +37,14 @@ def add(commands: Any) -> None:
         "folder", nargs="?", type=Path, metavar="RUN", help="folder that is created; default: runs/NAME"
     )
     unpack.set_defaults(run=run_unpack)
+    about = "copy settings, scores and trained model of a finished run, without checkpoints"
+    record = actions.add_parser("record", help=about, description=about.capitalize() + ".")
+    record.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
+    record.add_argument("out", type=Path, metavar="OUT", help="folder in which the run's record is created")
+    record.add_argument(
+        "--bfloat16", action="store_true", help="round the weights of linear layers and embeddings: about half the size"
+    )
+    record.set_defaults(run=run_record)
 
 
 def size(text: str) -> int:
@@ -65,3 +73,13 @@ def run_unpack(given: argparse.Namespace) -> None:
     with command_errors():
         folder, step = packed_run.unpack(given.packed, given.folder)
     print(f"{folder}: at step {step}; the command that started the run resumes it there")
+
+
+def run_record(given: argparse.Namespace) -> None:
+    """Copy the record of a run; print where."""
+    with optional_imports("`mrconv run`", "train"):
+        from mrconv.training import recorded_run
+    with command_errors():
+        folder = recorded_run.record(given.folder, given.out, given.bfloat16)
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}: {total / 2**20:.1f} MiB")

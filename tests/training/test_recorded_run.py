@@ -1,0 +1,66 @@
+"""Records of finished runs: their evaluation can be repeated, and nothing is half-written."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import mrconv
+from mrconv.cli import main
+from mrconv.training import loop, recorded_run
+
+from .miniature import listops
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded") / "runs" / "tiny-seed0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "draw_run", lambda *_, **__: None)
+        loop.train(listops(data_dir=str(folder.parent / "data")), folder, quiet=True)
+    return folder
+
+
+def test_a_record_has_no_checkpoints_and_is_evaluated_as_the_run(finished, tmp_path, capsys):
+    assert main(["run", "record", str(finished), str(tmp_path)]) == 0
+    record = tmp_path / "tiny-seed0"
+    assert capsys.readouterr().out.startswith(f"{record}: 0.")
+    assert {path.name for path in record.iterdir()} == {
+        "config.yaml", "environment.json", "metrics.csv", "result.json", "model",
+    }  # fmt: skip
+    for name in ("result.json", "model/model.safetensors"):
+        assert (record / name).read_bytes() == (finished / name).read_bytes()
+    assert main(["evaluate", str(record)]) == 0
+
+
+def test_matrices_are_rounded_and_the_result_records_it(finished, tmp_path):
+    record = recorded_run.record(finished, tmp_path, bfloat16=True)
+    exact, rounded = (load_file(folder / "model" / "model.safetensors") for folder in (finished, record))
+    matrices = {name for name in exact if name.endswith((".mix.weight", "encoder.weight", "head.weight"))}
+    assert matrices
+    assert (record / "model" / "model.safetensors").stat().st_mode == (record / "result.json").stat().st_mode
+    for name, tensor in rounded.items():
+        assert tensor.dtype == (torch.bfloat16 if name in matrices else exact[name].dtype)
+        assert torch.equal(tensor, exact[name].to(tensor.dtype))
+    assert json.loads((record / "result.json").read_text())["rounded_matrices"] == "bfloat16"
+    model = mrconv.SequenceClassifier.from_pretrained(record / "model")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert model.results == mrconv.SequenceClassifier.from_pretrained(finished / "model").results
+
+
+@pytest.mark.parametrize("missing", ["result.json", "model/model.safetensors"])
+def test_an_unfinished_run_is_rejected(finished, tmp_path, missing):
+    shutil.copytree(finished, run := tmp_path / "run")
+    (run / missing).unlink()
+    with pytest.raises(ValueError, match=f"has no {missing}: the run is not finished"):
+        recorded_run.record(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_record_is_not_overwritten(finished, tmp_path):
+    (tmp_path / "tiny-seed0").mkdir()
+    with pytest.raises(ValueError, match="tiny-seed0 exists: remove it"):
+        recorded_run.record(finished, tmp_path)
+    assert not list((tmp_path / "tiny-seed0").iterdir())
