@@ -111,6 +111,13 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_joined():
     assert len(report.lines([result(seed=0), other, again])) == 3
 
 
+def test_a_key_that_an_earlier_record_lacks_has_its_default():
+    earlier, other = ran("text-base"), ran("text-base", "seed=1", "residual=float32")
+    del earlier["config"]["residual"]
+    assert only_line([earlier, ran("text-base", "seed=1")])["seeds"] == "0, 1"
+    assert [line["seeds"] for line in report.lines([earlier, other])] == ["0", "1"]
+
+
 def test_partial_runs_have_their_own_line_with_the_epochs_done(tmp_path):
     record(tmp_path / "a", result(seed=0, partial=True), "epoch,step\n1,10\n12,120\n")
     record(tmp_path / "b", result(seed=1, partial=True))
@@ -155,6 +162,15 @@ def test_notes_list_what_differs_from_the_paper():
         "60 training examples, 25,000 in the paper",
         "epoch chosen by test",
     ]
+
+
+def test_runs_on_other_classes_are_marked_and_not_compared():
+    words = [ran("speech-base", f"seed={seed}", test=0.99) | {"classes": n} for seed, n in enumerate((3, 35))]
+    few, all_words = report.lines(words)
+    assert (few["paper"], few["difference"], few["notes"]) == ("–", "–", "3 classes, 35 in the paper")
+    assert (all_words["paper"], all_words["difference"], all_words["notes"]) == ("96.82", "+2.18", "–")
+    assert "| MRConv, base, here | – | – | – | – | – | – | – | 99.00 |" in report.baseline_table(words)
+    assert "here" not in report.baseline_table(words[:1])
 
 
 def test_runs_on_generated_data_are_marked_and_not_averaged_with_others():

@@ -202,6 +202,7 @@ def _record(
         "seed": experiment.seed,
         "command": environment.pop("command", None),
         "examples": {name: len(split) for name, split in data.splits.items()},
+        "classes": len(data.classes),
         "data": rundir.scalar_facts(data.facts),
         "environment": environment,
         **({"rounded_moments_at": rounded} if (rounded := checkpoints.rounded_moments_at) else {}),

@@ -146,8 +146,13 @@ def published(name: str) -> Published | None:
 
 
 def published_for_run(result: Mapping[str, Any]) -> Published | None:
-    """Return what the paper reports for the preset that a recorded run starts from; None if it has another mixer."""
+    """Return what the paper reports for the preset that a recorded run starts from.
+
+    None if the run has another mixer, or was trained on other classes.
+    """
     name, task = result.get("name", ""), result.get("task", "")
+    if classes_in_paper(result) is not None:
+        return None
     preset = preset_of_run(name, task)
     if preset is None:
         return published(name) if name.split("-")[0] == task else None
@@ -155,10 +160,18 @@ def published_for_run(result: Mapping[str, Any]) -> Published | None:
     return published(preset.name) if result.get("config", {}).get("mixer", mixer) == mixer else None
 
 
+def classes_in_paper(result: Mapping[str, Any]) -> int | None:
+    """Return the number of classes in the paper if that of a recorded run differs, as with a part of the data."""
+    printed = CLASSES.get(result.get("task", ""))
+    return printed if printed is not None and result.get("classes", printed) != printed else None
+
+
 def mrconv_accuracies(size: str) -> tuple[float | None, ...]:
     """Return the paper's accuracies of MRConv, "base" or "large", in the order of TASKS."""
     return tuple(ACCURACIES.get(task if task in ACCURACIES and size == "base" else f"{task}-{size}") for task in TASKS)
 
+
+CLASSES = {"speech": 35, "imagenet": 1000}
 
 # Training examples as printed. The paper has no number for Path-X, and its number for Speech Commands is for another
 # split.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._utils.duration import format_duration
-from .paper_numbers import BASELINES, EXAMPLES, TASKS, mrconv_accuracies, published_for_run
+from .paper_numbers import BASELINES, EXAMPLES, TASKS, classes_in_paper, mrconv_accuracies, published_for_run
 from .presets import preset_of_run
 from .run_names import REPEATS, changed_keys, run_name
 from .scores import SCORES, Score
@@ -48,12 +48,14 @@ def group_seeds(results: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, 
     """Group the results of runs that differ only in their seed; a partial run is a group by itself.
 
     Runs of which the last epoch is recorded do not join earlier ones whose epoch was chosen by test, and runs on
-    generated data do not join runs on published data.
+    generated data or on some of the classes do not join runs on all of the published data. A key that an earlier record
+    lacks has its default.
     """
     groups: list[tuple[Any, list[Mapping[str, Any]]]] = []
     for result in results:
-        config = {key: value for key, value in result.get("config", {}).items() if key not in REPEATS | {"name"}}
-        kind = ("best_on_test" in result, on_generated_data(result))
+        changed = changed_keys(result.get("config", {}), {})
+        config = {key: value for key, value in changed.items() if key not in REPEATS | {"name"}}
+        kind = ("best_on_test" in result, on_generated_data(result), classes_in_paper(result) and result["classes"])
         settings = (displayed_name(result), result["task"], config, kind)
         for other, group in groups:
             separate = result["partial"] or group[0]["partial"] or result["seed"] in [each["seed"] for each in group]
@@ -162,6 +164,8 @@ def notes(*group: Mapping[str, Any]) -> list[str]:
     printed = EXAMPLES.get(task) if published_for_run(result) is not None else None
     if printed is not None and examples is not None and examples != printed:
         texts.append(f"{examples:,} training examples, {printed:,} in the paper")
+    if (classes := classes_in_paper(result)) is not None:
+        texts.append(f"{result['classes']} classes, {classes:,} in the paper")
     if on_generated_data(result):
         texts.append(GENERATED)
     if result.get("watched", "").startswith("test/"):  # codespell:ignore watched
@@ -206,8 +210,8 @@ def _preset_values(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_published(result: Mapping[str, Any]) -> bool:
-    """Return whether a run is complete and has its preset's values, so that it can be compared with the paper's."""
-    return not result["partial"] and not changes(result)
+    """Return whether a run is complete and has its preset's values and classes, so that the paper's is comparable."""
+    return not result["partial"] and not changes(result) and classes_in_paper(result) is None
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> str:
