@@ -274,6 +274,7 @@ def test_a_run_belongs_to_the_preset_its_name_begins_with():
         (["layer_scale=0.1"], "layer_scale needs depths: both are for image tasks"),
         (["patch_size=2"], "patch_size needs depths: both are for image tasks"),
         (["heads=2", "depths=[1,1]"], "heads is not an option of image models, which depths sets"),
+        (["residual=float32", "depths=[1,1]"], "residual is not an option of image models, which depths sets"),
         (["clip=1", "strategy=fsdp"], "clip does not work with strategy=fsdp: set clip=0, or strategy=ddp"),
     ],
 )

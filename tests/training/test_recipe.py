@@ -73,11 +73,6 @@ def test_the_residual_stream_has_the_dtype_that_was_chosen(task, residual, dtype
     assert set(dtypes) == {(dtype, dtype)}
 
 
-def test_a_residual_stream_is_chosen_for_sequences_only():
-    with pytest.raises(ValueError, match="residual=float32 applies to models of sequences; got Linear"):
-        Training(Experiment(residual="float32"), torch.nn.Linear(1, 1), Target(), SCORES["accuracy"], 5, ["val"])
-
-
 @pytest.mark.parametrize(("settings", "steps"), [({"warmup_epochs": 2.0}, 10), ({"warmup_steps": 7}, 7)])
 def test_warm_up_takes_epochs_or_steps(settings, steps):
     experiment = listops(epochs=4, **settings)
@@ -189,6 +184,7 @@ def test_a_record_contains_versions_sizes_and_settings(trained):
     result = trained()
     assert result["environment"]["torch"] == version("torch")
     assert result["examples"] == {"train": 64, "val": 64, "test": 64}
+    assert result["classes"] == 2
     assert result["parameters"] > 0
     assert result["config"]["lr"] == 0.003
     assert result["seconds"] > 0

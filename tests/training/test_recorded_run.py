@@ -9,17 +9,15 @@ from safetensors.torch import load_file
 
 import mrconv
 from mrconv.cli import main
-from mrconv.training import loop, recorded_run
+from mrconv.training import recorded_run, result_files
 
-from .miniature import listops
+from .miniature import listops, train_without_figures
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded") / "runs" / "tiny-seed0"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_run", lambda *_, **__: None)
-        loop.train(listops(data_dir=str(folder.parent / "data")), folder, quiet=True)
+    train_without_figures(listops(data_dir=str(folder.parent / "data")), folder)
     return folder
 
 
@@ -33,9 +31,12 @@ def test_a_record_has_no_checkpoints_and_is_evaluated_as_the_run(finished, tmp_p
     for name in ("result.json", "model/model.safetensors"):
         assert (record / name).read_bytes() == (finished / name).read_bytes()
     assert main(["evaluate", str(record)]) == 0
+    scores = json.loads((record / "metrics.json").read_text())["splits"]
+    expected = json.loads((finished / "result.json").read_text())["merged_accuracy"]
+    assert {split: each["accuracy"] for split, each in scores.items()} == pytest.approx(expected)
 
 
-def test_matrices_are_rounded_and_the_result_records_it(finished, tmp_path):
+def test_matrices_are_rounded_and_the_record_notes_it(finished, tmp_path):
     record = recorded_run.record(finished, tmp_path, bfloat16=True)
     exact, rounded = (load_file(folder / "model" / "model.safetensors") for folder in (finished, record))
     matrices = {name for name in exact if name.endswith((".mix.weight", "encoder.weight", "head.weight"))}
@@ -44,10 +45,13 @@ def test_matrices_are_rounded_and_the_result_records_it(finished, tmp_path):
     for name, tensor in rounded.items():
         assert tensor.dtype == (torch.bfloat16 if name in matrices else exact[name].dtype)
         assert torch.equal(tensor, exact[name].to(tensor.dtype))
-    assert json.loads((record / "result.json").read_text())["rounded_matrices"] == "bfloat16"
+    note = {"rounded_matrices": "bfloat16"}
+    assert json.loads((record / "result.json").read_text()) == json.loads((finished / "result.json").read_text()) | note
     model = mrconv.SequenceClassifier.from_pretrained(record / "model")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert model.results == mrconv.SequenceClassifier.from_pretrained(finished / "model").results
+    assert model.results == mrconv.SequenceClassifier.from_pretrained(finished / "model").results | note
+    assert f"\n\n{recorded_run.NOTE}\n\n## Config" in (record / "model" / "README.md").read_text()
+    assert len(result_files.collect([finished, record])) == 1
 
 
 @pytest.mark.parametrize("missing", ["result.json", "model/model.safetensors"])
@@ -59,8 +63,26 @@ def test_an_unfinished_run_is_rejected(finished, tmp_path, missing):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_that_did_some_of_its_epochs_is_rejected(finished, tmp_path):
+    shutil.copytree(finished, run := tmp_path / "run")
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"partial": True, "epochs": 9}))
+    with pytest.raises(ValueError, match=f"has done {result['epochs_done']} of 9 epochs: it is not finished"):
+        recorded_run.record(run, tmp_path / "out")
+
+
 def test_a_record_is_not_overwritten(finished, tmp_path):
     (tmp_path / "tiny-seed0").mkdir()
     with pytest.raises(ValueError, match="tiny-seed0 exists: remove it"):
         recorded_run.record(finished, tmp_path)
     assert not list((tmp_path / "tiny-seed0").iterdir())
+
+
+def test_a_failed_record_leaves_nothing(finished, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorded_run, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        recorded_run.record(finished, tmp_path, bfloat16=True)
+    assert not list(tmp_path.iterdir())

@@ -115,6 +115,9 @@ def test_a_key_that_an_earlier_record_lacks_has_its_default():
     earlier, other = ran("text-base"), ran("text-base", "seed=1", "residual=float32")
     del earlier["config"]["residual"]
     assert only_line([earlier, ran("text-base", "seed=1")])["seeds"] == "0, 1"
+    without_averages = ran("text-base", "seed=2")
+    del without_averages["config"]["precise_stats"]
+    assert [line["seeds"] for line in report.lines([earlier, without_averages])] == ["0", "2"]
     assert [line["seeds"] for line in report.lines([earlier, other])] == ["0", "1"]
 
 

@@ -80,7 +80,7 @@ class RecipeOptions:
     )
     residual: str = option(
         "auto",
-        'dtype of the residual stream in bfloat16: "auto" (float32 for tokens, bfloat16 for values) or "float32"',
+        'dtype of the residual stream with precision bfloat16: "auto" (float32 for tokens only) or "float32"',
         choices=("auto", "float32"),
     )
     label_smoothing: float = option(0.0, "label smoothing", at_least=0, below=1)
@@ -176,7 +176,7 @@ class Experiment(_Options):
         for name in ("patch_size", "layer_scale"):
             if getattr(self, name) != getattr(Experiment, name) and not self.depths:
                 raise ValueError(f"{name} needs depths: both are for image tasks")
-        for name in ("heads", "groups"):
+        for name in ("heads", "groups", "residual"):
             if getattr(self, name) != getattr(Experiment, name) and self.depths:
                 raise ValueError(f"{name} is not an option of image models, which depths sets")
         is_number = isinstance(self.pad, int) and not isinstance(self.pad, bool)

@@ -13,7 +13,7 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mrconv import Backbone, LanguageModel, TwoTowerClassifier, param_groups, reparameterize
+from mrconv import LanguageModel, TwoTowerClassifier, param_groups, reparameterize
 from mrconv.config import BackboneOptions, values_of
 from mrconv.hub import Model
 from mrconv.tasks import Batch, Prepared
@@ -87,14 +87,8 @@ def average_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
         norm.momentum = momentum
 
 
-def keep_residuals_in_float32(model: nn.Module) -> None:
-    """Make the encoder's output float32 under autocast, and with it the sums to which the blocks add theirs."""
-    if not isinstance(backbone := getattr(model, "backbone", None), Backbone):
-        raise ValueError(f"residual=float32 applies to models of sequences; got {type(model).__name__}")
-    backbone.encoder.register_forward_hook(_as_float32)
-
-
 def _as_float32(encoder: nn.Module, inputs: tuple[Tensor, ...], h: Tensor) -> Tensor:
+    """Cast the encoder's output to float32 under autocast, so that the residual stream is float32; a forward hook."""
     return h.float()
 
 
@@ -134,7 +128,7 @@ class Training(pl.LightningModule):
         self.evaluated, self.few_shapes = tuple(evaluated), few_shapes
         self.compiled = compiled
         if experiment.residual == "float32":
-            keep_residuals_in_float32(model)
+            model.backbone.encoder.register_forward_hook(_as_float32)  # type: ignore[union-attr]
         if compiled:
             compile_blocks(model, few_shapes)
         self.automatic_optimization = False  # a CUDA graph contains forward and backward

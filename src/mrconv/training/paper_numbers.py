@@ -151,7 +151,7 @@ def published_for_run(result: Mapping[str, Any]) -> Published | None:
     None if the run has another mixer, or was trained on other classes.
     """
     name, task = result.get("name", ""), result.get("task", "")
-    if classes_in_paper(result) is not None:
+    if on_other_classes(result):
         return None
     preset = preset_of_run(name, task)
     if preset is None:
@@ -160,10 +160,10 @@ def published_for_run(result: Mapping[str, Any]) -> Published | None:
     return published(preset.name) if result.get("config", {}).get("mixer", mixer) == mixer else None
 
 
-def classes_in_paper(result: Mapping[str, Any]) -> int | None:
-    """Return the number of classes in the paper if that of a recorded run differs, as with a part of the data."""
+def on_other_classes(result: Mapping[str, Any]) -> bool:
+    """Return whether a run has another number of classes than the paper, as with a part of the data."""
     printed = CLASSES.get(result.get("task", ""))
-    return printed if printed is not None and result.get("classes", printed) != printed else None
+    return bool(result.get("classes", printed) != printed) if printed else False
 
 
 def mrconv_accuracies(size: str) -> tuple[float | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -11,18 +12,20 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from .._utils.files import atomic_write
-from ..hub import MODEL, WEIGHTS, read_json
+from ..hub import CARD, MODEL, WEIGHTS
 from . import rundir
 from .checkpoints import METRICS
+from .result_files import ROUNDED
 
 FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, rundir.RESULT)
+NOTE = "These are the scores before matrices were rounded to bfloat16."
 
 
 def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
     """Copy settings, scores and trained model of a finished run to `out`/NAME, which must not exist; return it.
 
-    With `bfloat16` the weights of linear layers and embeddings are rounded, and the result records it. Kernels, norms
-    and biases keep their dtype, and the model is loaded in float32 as before.
+    With `bfloat16` the weights of linear layers and embeddings are rounded; result and model card note it. Kernels,
+    norms and biases keep their dtype, and the model is loaded in float32 as before.
     """
     rundir.read_run(run)  # raises if it is not a run
     target = out / run.resolve().name
@@ -31,26 +34,30 @@ def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
             raise ValueError(f"{run} has no {path.relative_to(run)}: the run is not finished")
     if target.exists():
         raise ValueError(f"{target} exists: remove it, or give another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=out) as folder:
-        draft = Path(folder, target.name)
-        shutil.copytree(run / MODEL, draft / MODEL)
-        for name in FILES:
-            if (run / name).exists():
-                shutil.copy(run / name, draft / name)
-        if bfloat16:
-            _round_matrices(draft / MODEL / WEIGHTS)
-            rundir.write_json(
-                draft / rundir.RESULT, read_json(draft / rundir.RESULT) | {"rounded_matrices": "bfloat16"}
-            )
-        os.replace(draft, target)
+    with rundir.run_lock(run):
+        result = rundir.read_result(run)
+        if result["partial"]:
+            raise ValueError(f"{run} has done {result['epochs_done']} of {result['epochs']} epochs: it is not finished")
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=out) as folder:
+            draft = Path(folder, target.name)
+            shutil.copytree(run / MODEL, draft / MODEL, ignore=shutil.ignore_patterns(".*"))  # drafts of killed runs
+            for name in FILES:
+                if (run / name).exists():
+                    shutil.copy(run / name, draft / name)
+            if bfloat16:
+                _round_matrices(draft / MODEL)
+                rundir.write_json(draft / rundir.RESULT, {**result, ROUNDED: "bfloat16"})
+            os.replace(draft, target)
     return target
 
 
-def _round_matrices(path: Path) -> None:
-    """Round the two-dimensional tensors named weight in a safetensors file to bfloat16."""
+def _round_matrices(model: Path) -> None:
+    """Round the two-dimensional tensors named weight of a saved model to bfloat16."""
+    path, card = model / WEIGHTS, model / CARD
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
+    metadata["results"] = json.dumps(json.loads(metadata["results"]) | {ROUNDED: "bfloat16"})
     tensors = {
         name: tensor.bfloat16() if tensor.ndim == 2 and name.endswith(".weight") else tensor
         for name, tensor in load_file(path).items()
@@ -58,3 +65,5 @@ def _round_matrices(path: Path) -> None:
     with atomic_write(path) as draft:  # the tensors are mapped from the file
         save_file(tensors, draft, metadata)
         shutil.copymode(path, draft)  # safetensors makes its file readable by the owner only
+    text = card.read_text(encoding="utf-8")
+    card.write_text(text.replace("\n## Config", f"\n{NOTE}\n\n## Config", 1), encoding="utf-8")

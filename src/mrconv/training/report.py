@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._utils.duration import format_duration
-from .paper_numbers import BASELINES, EXAMPLES, TASKS, classes_in_paper, mrconv_accuracies, published_for_run
+from .paper_numbers import (
+    BASELINES,
+    CLASSES,
+    EXAMPLES,
+    TASKS,
+    mrconv_accuracies,
+    on_other_classes,
+    published_for_run,
+)
 from .presets import preset_of_run
 from .run_names import REPEATS, changed_keys, run_name
 from .scores import SCORES, Score
@@ -47,15 +55,16 @@ NOT_ON_TERMINALS = ("task", "hardware", "revision")
 def group_seeds(results: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Group the results of runs that differ only in their seed; a partial run is a group by itself.
 
-    Runs of which the last epoch is recorded do not join earlier ones whose epoch was chosen by test, and runs on
-    generated data or on some of the classes do not join runs on all of the published data. A key that an earlier record
-    lacks has its default.
+    Runs of which the last epoch is recorded do not join earlier ones whose epoch was chosen by test, runs with averaged
+    statistics do not join those from before there were any, and runs on generated data or on other classes do not join
+    runs on the published data. Any other key that an earlier record lacks has its default.
     """
     groups: list[tuple[Any, list[Mapping[str, Any]]]] = []
     for result in results:
-        changed = changed_keys(result.get("config", {}), {})
-        config = {key: value for key, value in changed.items() if key not in REPEATS | {"name"}}
-        kind = ("best_on_test" in result, on_generated_data(result), classes_in_paper(result) and result["classes"])
+        given = result.get("config", {})
+        config = {key: value for key, value in changed_keys(given, {}).items() if key not in REPEATS | {"name"}}
+        data = (on_generated_data(result), on_other_classes(result) and result["classes"])
+        kind = ("best_on_test" in result, "precise_stats" in given, data)
         settings = (displayed_name(result), result["task"], config, kind)
         for other, group in groups:
             separate = result["partial"] or group[0]["partial"] or result["seed"] in [each["seed"] for each in group]
@@ -164,8 +173,8 @@ def notes(*group: Mapping[str, Any]) -> list[str]:
     printed = EXAMPLES.get(task) if published_for_run(result) is not None else None
     if printed is not None and examples is not None and examples != printed:
         texts.append(f"{examples:,} training examples, {printed:,} in the paper")
-    if (classes := classes_in_paper(result)) is not None:
-        texts.append(f"{result['classes']} classes, {classes:,} in the paper")
+    if on_other_classes(result):
+        texts.append(f"{result['classes']:,} classes, {CLASSES[task]:,} in the paper")
     if on_generated_data(result):
         texts.append(GENERATED)
     if result.get("watched", "").startswith("test/"):  # codespell:ignore watched
@@ -210,8 +219,8 @@ def _preset_values(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_published(result: Mapping[str, Any]) -> bool:
-    """Return whether a run is complete and has its preset's values and classes, so that the paper's is comparable."""
-    return not result["partial"] and not changes(result) and classes_in_paper(result) is None
+    """Return whether a run is complete, with its preset's values and the paper's classes, so that both compare."""
+    return not result["partial"] and not changes(result) and not on_other_classes(result)
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> str:

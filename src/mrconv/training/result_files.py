@@ -12,6 +12,8 @@ from typing import Any
 from .scores import SCORES
 
 RESULT, METRICS = "result.json", "metrics.csv"
+ROUNDED = "rounded_matrices"
+"""The key of a record's dtype of matrices that the run has in float32."""
 PROBES = "probes"
 """The folder of probes, which are not results."""
 
@@ -45,8 +47,9 @@ def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
         except ValueError as error:
             errors.append(str(error))
             continue
-        if content not in contents:
-            contents.append(content)
+        recorded = {key: value for key, value in content.items() if key != ROUNDED}  # the record of a run is a copy
+        if recorded not in contents:
+            contents.append(recorded)
             results.append(content | {"path": path, "epochs_done": _epochs_done(content, path.with_name(METRICS))})
     if errors:
         raise ValueError("; ".join(errors))
