@@ -163,7 +163,7 @@ def published_for_run(result: Mapping[str, Any]) -> Published | None:
 def on_other_classes(result: Mapping[str, Any]) -> bool:
     """Return whether a run has another number of classes than the paper, as with a part of the data."""
     printed = CLASSES.get(result.get("task", ""))
-    return bool(result.get("classes", printed) != printed) if printed else False
+    return printed is not None and bool(result.get("classes", printed) != printed)
 
 
 def mrconv_accuracies(size: str) -> tuple[float | None, ...]:
@@ -171,6 +171,7 @@ def mrconv_accuracies(size: str) -> tuple[float | None, ...]:
     return tuple(ACCURACIES.get(task if task in ACCURACIES and size == "base" else f"{task}-{size}") for task in TASKS)
 
 
+# Classes of the tasks that read what is there, which may be a part of the published data.
 CLASSES = {"speech": 35, "imagenet": 1000}
 
 # Training examples as printed. The paper has no number for Path-X, and its number for Speech Commands is for another
