@@ -36,6 +36,16 @@ def test_a_record_has_no_checkpoints_and_is_evaluated_as_the_run(finished, tmp_p
     assert {split: each["accuracy"] for split, each in scores.items()} == pytest.approx(expected)
 
 
+def test_a_record_has_the_metrics_of_other_evaluations(finished, tmp_path):
+    shutil.copytree(finished, run := tmp_path / "runs" / "tiny-seed0")
+    for name in ("metrics.json", "predictions.csv"):
+        (run / "evaluate-rate0.5").mkdir(exist_ok=True)
+        (run / "evaluate-rate0.5" / name).write_text(name)
+    record = recorded_run.record(run, tmp_path)
+    assert [path.name for path in (record / "evaluate-rate0.5").iterdir()] == ["metrics.json"]
+    assert (record / "evaluate-rate0.5" / "metrics.json").read_text() == "metrics.json"
+
+
 def test_matrices_are_rounded_and_the_record_notes_it(finished, tmp_path):
     record = recorded_run.record(finished, tmp_path, bfloat16=True)
     exact, rounded = (load_file(folder / "model" / "model.safetensors") for folder in (finished, record))

@@ -224,6 +224,30 @@ def test_a_changed_baseline_is_noted():
     ]
 
 
+def evaluation(folder, changes, **scores):
+    folder.mkdir()
+    splits = {split: {"accuracy": score} for split, score in scores.items()}
+    (folder / "metrics.json").write_text(json.dumps({"changes": changes, "splits": splits}))
+
+
+def test_evaluations_with_other_settings_are_noted_if_all_seeds_have_them(tmp_path):
+    for seed in (0, 1):
+        record(run := tmp_path / f"speech-base-seed{seed}", ran("speech-base", f"seed={seed}", "epochs=9"))
+        evaluation(run / "evaluate-rate0.5", {"rate": 0.5}, val=0.1, test=0.8 + 0.1 * seed)
+    evaluation(run / "evaluate-rate0.25", {"rate": 0.25}, test=0.4)
+    assert only_line(collect([tmp_path]))["notes"].endswith("; rate=0.5: 85.00 ± 7.07")
+    assert only_line(collect([run]))["notes"].endswith("; rate=0.25: 40.00; rate=0.5: 90.00")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"changes": {}}', '{"changes": {}, "splits": {"test": {"loss": 1}}}'])
+def test_a_file_that_is_no_evaluation_is_named(tmp_path, text):
+    record(run := tmp_path / "listops-base-seed0", ran("listops-base"))
+    (run / "evaluate-rate0.5").mkdir()
+    (run / "evaluate-rate0.5" / "metrics.json").write_text(text)
+    with pytest.raises(ValueError, match=r"evaluate-rate0\.5/metrics\.json is not a file of `mrconv evaluate`"):
+        collect([tmp_path])
+
+
 def test_keys_of_the_machine_are_no_change():
     machine = ["precision=float32", "pad=max", "graphs=false", "compile=true", "data_dir=elsewhere", "out=there"]
     line = only_line([ran("listops-base"), ran("listops-base", "seed=1", *machine)])

@@ -14,7 +14,10 @@ from .parser import CommandError, add_device, add_plugins, command_errors, optio
 def add(commands: Any) -> None:
     """Add all parsers."""
     about = "compute the metrics of a run's model, at its sampling rate or another"
-    more = " Writes metrics.json, predictions.csv and, of classes, figures/confusion.png."
+    more = (
+        " Writes metrics.json, predictions.csv and, of classes, figures/confusion.png, into the run; with settings that"
+        " may change the scores, into a folder of it such as evaluate-rate0.5."
+    )
     parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + "." + more)
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
@@ -23,7 +26,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--branches", action="store_true", help="score the model as trained, with its branches; default: merged"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the files; default: RUN")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the files")
     add_device(parser)
     add_plugins(parser)
     parser.set_defaults(run=evaluate)
@@ -46,12 +49,15 @@ def evaluate(given: argparse.Namespace) -> None:
     """Print the metrics of every evaluated split; write them and all predictions."""
     with optional_imports("`mrconv evaluate`", "train"):
         from mrconv.training import evaluation
+        from mrconv.training.run_names import evaluation_name
 
     with command_errors():
-        device, out = usable_device(given.device), given.out or given.folder
+        device = usable_device(given.device)
+        changes = evaluation.score_changes(given.folder, given.settings)
+        out = given.out or (given.folder / evaluation_name(changes) if changes else given.folder)
         with progress_bar(f"evaluating {given.folder}") as progress:
             measured = evaluation.measure_run(given.folder, given.settings, not given.branches, device, progress)
-        facts = {"run": str(given.folder), "settings": given.settings, "merged": not given.branches}
+        facts = {"run": str(given.folder), "settings": given.settings, "changes": changes, "merged": not given.branches}
         paths = measured.write(out, facts)
     print(f"{measured.text()}\n\nin {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")
 

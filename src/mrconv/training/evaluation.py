@@ -27,6 +27,7 @@ from .loop import ALL, check_options
 from .measurement import Measurement, measure
 from .other_data import as_trained, undrawn
 from .plugin_records import check_registered
+from .run_names import UNNAMED, changed_keys
 from .rundir import read_run
 from .scores import SCORES
 
@@ -57,6 +58,19 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     return dataclasses.replace(experiment, **changes)
 
 
+def score_changes(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of an evaluation that differ from the run's and may change its scores."""
+    trained, experiment = (dataclasses.asdict(each) for each in _experiments(folder, settings))
+    changed = changed_keys(experiment, trained)
+    return {key: value for key, value in changed.items() if key not in UNNAMED | {"batch_size"}}
+
+
+def _experiments(folder: Path, settings: Sequence[str]) -> tuple[Experiment, Experiment]:
+    """Return a run's experiment, without its limit of evaluation, and the same with other settings."""
+    trained = dataclasses.replace(read_run(folder), limit_eval=0)
+    return trained, with_settings(trained, settings)
+
+
 def evaluate(
     folder: Path,
     settings: Sequence[str] = (),
@@ -82,8 +96,7 @@ def measure_run(
     be much larger than the trained one; the trained model is then merged first. All examples of validation and test are
     scored, unless the settings limit them; of other custom data without given splits, all examples.
     """
-    trained = dataclasses.replace(read_run(folder), limit_eval=0)
-    experiment = with_settings(trained, settings)
+    trained, experiment = _experiments(folder, settings)
     check_registered(experiment, folder)
     check_options(experiment)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -15,7 +15,7 @@ from .._utils.files import atomic_write
 from ..hub import CARD, MODEL, WEIGHTS
 from . import rundir
 from .checkpoints import METRICS
-from .result_files import ROUNDED
+from .result_files import EVALUATIONS, ROUNDED
 
 FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, rundir.RESULT)
 NOTE = "These are the scores before matrices were rounded to bfloat16."
@@ -23,6 +23,8 @@ NOTE = "These are the scores before matrices were rounded to bfloat16."
 
 def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
     """Copy settings, scores and trained model of a finished run to `out`/NAME, which must not exist; return it.
+
+    Of evaluations with other settings the metrics are copied.
 
     With `bfloat16` the weights of linear layers and embeddings are rounded; result and model card note it. Kernels,
     norms and biases keep their dtype, and the model is loaded in float32 as before.
@@ -45,6 +47,9 @@ def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
             for name in FILES:
                 if (run / name).exists():
                     shutil.copy(run / name, draft / name)
+            for path in run.glob(EVALUATIONS):
+                (draft / path.parent.name).mkdir()
+                shutil.copy(path, draft / path.parent.name)
             if bfloat16:
                 _round_matrices(draft / MODEL)
                 rundir.write_json(draft / rundir.RESULT, {**result, ROUNDED: "bfloat16"})

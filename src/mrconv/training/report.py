@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from .paper_numbers import (
     published_for_run,
 )
 from .presets import preset_of_run
-from .run_names import REPEATS, changed_keys, run_name
+from .run_names import REPEATS, changed_keys, run_name, setting_texts
 from .scores import SCORES, Score
 from .tables import NOTHING, aligned_table, markdown_lines, markdown_table
 
@@ -166,7 +165,7 @@ def notes(*group: Mapping[str, Any]) -> list[str]:
     if "epochs" in changed:
         texts.append(f"{changed.pop('epochs')} epochs instead of {_preset_values(result)['epochs']}")
     if changed:
-        settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+        settings = setting_texts(changed)
         more = f" and {len(settings) - MOST} more" if len(settings) > MOST else ""
         texts.append(", ".join(settings[:MOST]) + more)
     task, examples = result["task"], result.get("examples", {}).get("train")
@@ -181,7 +180,20 @@ def notes(*group: Mapping[str, Any]) -> list[str]:
         texts.append(_epoch_note(group))
     if _split(result) == "val":
         texts.append("validation")
+    texts += _evaluation_notes(group)
     texts += dict.fromkeys(f"{each['used']} instead of {each['instead_of']}" for each in _substitutions(group))
+    return texts
+
+
+def _evaluation_notes(group: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the scores of evaluations with other settings that all runs of a group have."""
+    metric, split = SCORES[group[0].get("metric", "accuracy")], _split(group[0])
+    evaluations = [result.get("evaluations", {}) for result in group]
+    texts = []
+    for settings in evaluations[0]:
+        scores = [metric.scale * each[settings][split] for each in evaluations if split in each.get(settings, ())]
+        if len(scores) == len(group):
+            texts.append(f"{settings}: {mean_and_deviation(scores, _unit(metric))}")
     return texts
 
 

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .run_names import EVALUATION, setting_texts
 from .scores import SCORES
 
 RESULT, METRICS = "result.json", "metrics.csv"
+EVALUATIONS = f"{EVALUATION}-*/metrics.json"
+"""The metrics of evaluations with other settings, in a run."""
 ROUNDED = "rounded_matrices"
 """The key of a record's dtype of matrices that the run has in float32."""
 PROBES = "probes"
@@ -32,7 +35,8 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
     """Read every result.json under the folders; ignore further copies of a result, and probes.
 
-    Each result has the contents of its file, its `path`, and `epochs_done` (None if unknown).
+    Each result has the contents of its file, its `path`, `epochs_done` (None if unknown), and `evaluations` with other
+    settings: their scores by split.
     """
     folders = list(folders)
     missing = [str(folder) for folder in folders if not folder.exists()]
@@ -44,13 +48,15 @@ def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
     for path in _find_files(folders):
         try:
             content = read(path)
+            evaluations = _read_evaluations(path.parent, content.get("metric", "accuracy"))
         except ValueError as error:
             errors.append(str(error))
             continue
         recorded = {key: value for key, value in content.items() if key != ROUNDED}  # the record of a run is a copy
         if recorded not in contents:
             contents.append(recorded)
-            results.append(content | {"path": path, "epochs_done": _epochs_done(content, path.with_name(METRICS))})
+            done = _epochs_done(content, path.with_name(METRICS))
+            results.append(content | {"path": path, "epochs_done": done, "evaluations": evaluations})
     if errors:
         raise ValueError("; ".join(errors))
     return sorted(results, key=lambda result: (result["name"], result["seed"], str(result["path"])))
@@ -97,6 +103,19 @@ def read(path: Path) -> dict[str, Any]:
                 allowed = "from 0 to 1" if most == 1 else "0 or more"
                 raise ValueError(f"{path}: {key!r} of {split} must be {allowed}; got {json.dumps(value)}")
     return result
+
+
+def _read_evaluations(folder: Path, metric: str) -> dict[str, dict[str, float]]:
+    """Return the scores of a run's evaluations with other settings, by settings and split."""
+    found = {}
+    for path in sorted(folder.glob(EVALUATIONS)):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            scores = {split: float(each[metric]) for split, each in content["splits"].items()}
+            found[", ".join(setting_texts(content["changes"]))] = scores
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a file of `mrconv evaluate`: {error!r}") from None
+    return found
 
 
 def _epochs_done(result: Mapping[str, Any], metrics: Path) -> int | None:

@@ -21,6 +21,7 @@ REPEATS = {
 """Keys that differ between repetitions of one experiment: the seed, the machine and the end of a partial run."""
 UNNAMED = REPEATS | {"name", "devices", "nodes"}
 """Keys that enter a run's name only if a sweep varies them; the seed is always part of the folder's name."""
+EVALUATION = "evaluate"
 LONGEST = 60  # characters of the settings in a name
 
 
@@ -67,6 +68,16 @@ def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
         flat = flatten_options(values)
         return values["name"] + _suffix({key: flat[key] for key in flat if _is_swept(key, swept)})
     return name + _suffix({key: changes[key] for key in changes if key not in UNNAMED or _is_swept(key, swept)})
+
+
+def evaluation_name(changes: Mapping[str, Any]) -> str:
+    """Return the name of an evaluation with settings other than the run's, for example evaluate-rate0.5."""
+    return EVALUATION + _suffix(changes)
+
+
+def setting_texts(changes: Mapping[str, Any]) -> list[str]:
+    """Return KEY=VALUE for each change."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changes.items()]
 
 
 def _without_preset(values: Mapping[str, Any], swept: Collection[str]) -> tuple[str, dict[str, Any]]:
