@@ -239,13 +239,47 @@ def test_evaluations_with_other_settings_are_noted_if_all_seeds_have_them(tmp_pa
     assert only_line(collect([run]))["notes"].endswith("; rate=0.25: 40.00; rate=0.5: 90.00")
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"changes": {}}', '{"changes": {}, "splits": {"test": {"loss": 1}}}'])
-def test_a_file_that_is_no_evaluation_is_named(tmp_path, text):
+def test_evaluations_of_a_run_and_of_its_record_are_both_noted(tmp_path):
+    for folder, rate in (("runs", 0.5), ("results", 0.25)):
+        record(run := tmp_path / folder / "speech-base-seed0", ran("speech-base", "epochs=9"))
+        evaluation(run / "evaluate-rate", {"rate": rate}, test=rate)
+    assert only_line(collect([tmp_path]))["notes"].endswith("; rate=0.25: 25.00; rate=0.5: 50.00")
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        ({"splits": {"test": {"accuracy": 0.5}}}, "–"),  # of an earlier version
+        ({"changes": {}, "splits": {"test": {"accuracy": 0.5}}}, "–"),
+        ({"changes": {"rate": 2}, "splits": {"test": {"accuracy": None}}}, "–"),  # not finite
+        ({"changes": {"rate": 2}, "splits": {"val": {"accuracy": 0.5}}}, "–"),
+        ({"changes": {"rate": 2}, "splits": {"test": {"accuracy": 0.5}}}, "rate=2: 50.00"),
+    ],
+)
+def test_evaluations_without_changes_or_scores_are_not_noted(tmp_path, content, note):
+    record(run := tmp_path / "listops-base-seed0", ran("listops-base"))
+    (run / "evaluate-x").mkdir()
+    (run / "evaluate-x" / "metrics.json").write_text(json.dumps(content))
+    assert only_line(collect([tmp_path]))["notes"] == note
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[]", "is not an evaluation: it must contain a JSON object"),
+        (b"{", "is not JSON"),
+        (b"\xff" * 9999, "is not JSON"),
+        (b'{"changes": {"rate": 2}}', "must have objects 'changes' and 'splits'"),
+        (b'{"changes": {"rate": 2}, "splits": {"test": {"accuracy": 88}}}', "'accuracy' of test must be from 0 to 1"),
+    ],
+)
+def test_a_file_that_is_no_evaluation_is_named(tmp_path, text, message):
     record(run := tmp_path / "listops-base-seed0", ran("listops-base"))
     (run / "evaluate-rate0.5").mkdir()
-    (run / "evaluate-rate0.5" / "metrics.json").write_text(text)
-    with pytest.raises(ValueError, match=r"evaluate-rate0\.5/metrics\.json is not a file of `mrconv evaluate`"):
+    (run / "evaluate-rate0.5" / "metrics.json").write_bytes(text)
+    with pytest.raises(ValueError, match=r"evaluate-rate0\.5/metrics\.json.*" + message) as raised:
         collect([tmp_path])
+    assert len(str(raised.value)) < 400
 
 
 def test_keys_of_the_machine_are_no_change():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mrconv.training.composition import compose, compose_sweep
-from mrconv.training.run_names import LONGEST
+from mrconv.training.run_names import LONGEST, evaluation_name
 
 MACHINE = [
     "devices=2",
@@ -97,3 +97,13 @@ def test_a_long_name_is_cut_and_stays_unique():
     for name in names:
         assert len(name) <= len("listops-base") + LONGEST
         assert re.fullmatch(r"listops-base-[A-Za-z0-9._-]+-[0-9a-f]{8}", name)
+
+
+def test_evaluations_with_different_settings_have_different_names():
+    assert evaluation_name({"rate": 0.5}) == "evaluate-rate0.5"
+    assert evaluation_name({"rate": 0.5, "task.size": 48}) == "evaluate-rate0.5-task.size48"
+    changes = [{"data": text} for text in ("a-b", "a/b", "a b", "/a/b", "é", "ü", "x" * 99, "x" * 98)]
+    names = [evaluation_name(each) for each in changes]
+    assert names[0] == "evaluate-data-a-b"
+    assert len(set(names)) == len(changes)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in names)

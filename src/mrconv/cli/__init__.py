@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mrconv
-from mrconv._utils.allocator import keep_freed_memory
 from mrconv._utils.plugins import load_plugins
 
 from . import bench, data, evaluate, export, generate, info, plot, predict, report, results, run, serve, train
@@ -56,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, rest = parser.parse_known_args(argv)
     _add_rest(given, rest)
     given.command = shlex.join(["mrconv", *argv])
-    keep_freed_memory()
     try:
         if plugins := getattr(given, "plugins", []):
             with command_errors():

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from mrconv._utils.allocator import keep_freed_memory
 from mrconv._utils.progress_bar import progress_bar
 
 from .parser import CommandError, add_device, add_plugins, command_errors, optional_imports, usable_device
@@ -53,11 +54,12 @@ def evaluate(given: argparse.Namespace) -> None:
 
     with command_errors():
         device = usable_device(given.device)
+        keep_freed_memory()
         changes = evaluation.score_changes(given.folder, given.settings)
         out = given.out or (given.folder / evaluation_name(changes) if changes else given.folder)
         with progress_bar(f"evaluating {given.folder}") as progress:
             measured = evaluation.measure_run(given.folder, given.settings, not given.branches, device, progress)
-        facts = {"run": str(given.folder), "settings": given.settings, "changes": changes, "merged": not given.branches}
+        facts = {"run": str(given.folder), "settings": given.settings, "changes": changes, "merged": measured.merged}
         paths = measured.write(out, facts)
     print(f"{measured.text()}\n\nin {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")
 

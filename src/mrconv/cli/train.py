@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from mrconv._utils.allocator import keep_freed_memory
+
 from .parser import CommandError, Parser, optional_imports
 
 ABOUT = """Train a model, evaluate it, merge it and record the run in OUT/NAME-seedSEED. NAME is the experiment's,
@@ -124,6 +126,7 @@ def _job(experiment: Any, folder: Path) -> None:
     from mrconv.training.rundir import is_rank_zero
 
     _check_backend(experiment)
+    keep_freed_memory()
     bar: AbstractContextManager[Progress] = progress_bar(f"preparing {experiment.task}")
     preparing = bar if is_rank_zero() else nullcontext(no_progress)
     try:

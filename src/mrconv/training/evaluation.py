@@ -59,10 +59,14 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
 
 
 def score_changes(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of an evaluation that differ from the run's and may change its scores."""
+    """Return the settings of an evaluation that differ from the run's and may change its scores.
+
+    `data_dir` and `cache_dir` count as other places of the same data. `limit_eval` is a number of batches.
+    """
     trained, experiment = (dataclasses.asdict(each) for each in _experiments(folder, settings))
     changed = changed_keys(experiment, trained)
-    return {key: value for key, value in changed.items() if key not in UNNAMED | {"batch_size"}}
+    same = (UNNAMED - {"pad"}) | (set() if experiment["limit_eval"] else {"batch_size"})
+    return {key: value for key, value in changed.items() if key not in same}
 
 
 def _experiments(folder: Path, settings: Sequence[str]) -> tuple[Experiment, Experiment]:
@@ -119,7 +123,8 @@ def measure_run(
             reparameterize(model, rate)
     if merged and isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
-    return measure(model.to(target), data, experiment, target, None if merged else rate, progress)
+    measured = measure(model.to(target), data, experiment, target, None if merged else rate, progress)
+    return dataclasses.replace(measured, merged=merged)
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:

@@ -53,7 +53,9 @@ def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
             errors.append(str(error))
             continue
         recorded = {key: value for key, value in content.items() if key != ROUNDED}  # the record of a run is a copy
-        if recorded not in contents:
+        if recorded in contents:
+            results[contents.index(recorded)]["evaluations"] |= evaluations
+        else:
             contents.append(recorded)
             done = _epochs_done(content, path.with_name(METRICS))
             results.append(content | {"path": path, "epochs_done": done, "evaluations": evaluations})
@@ -73,14 +75,7 @@ def _files_under(folder: Path) -> list[Path]:
 
 def read(path: Path) -> dict[str, Any]:
     """Read one result.json; raise ValueError if it is not the result of a run."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(result, dict):
-        raise ValueError(f"{path} is not the result of a run: it must contain a JSON object")
+    result = _read_object(path, "the result of a run")
     metric = result.get("metric", "accuracy")
     if metric not in SCORES:
         raise ValueError(f"{path}: 'metric' must be one of {', '.join(SCORES)}; got {json.dumps(metric)}")
@@ -96,25 +91,49 @@ def read(path: Path) -> dict[str, Any]:
     used = result.get("substitution", {"used": "", "instead_of": ""})
     if not isinstance(used, dict) or any(type(used.get(key)) is not str for key in ("used", "instead_of")):
         raise ValueError(f"{path}: 'substitution' must have strings 'used' and 'instead_of'; got {json.dumps(used)}")
-    most = 1 if metric == "accuracy" else math.inf
     for key in scores:
         for split, value in result[key].items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-                allowed = "from 0 to 1" if most == 1 else "0 or more"
-                raise ValueError(f"{path}: {key!r} of {split} must be {allowed}; got {json.dumps(value)}")
+            _check_score(path, key, split, value)
     return result
+
+
+def _read_object(path: Path, kind: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not {kind}: it must contain a JSON object")
+    return content
+
+
+def _check_score(path: Path, key: str, split: str, value: Any) -> None:
+    """Raise ValueError unless a score is a number in the range of its metric."""
+    most = 1 if key.removeprefix("merged_") == "accuracy" else math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        allowed = "from 0 to 1" if most == 1 else "0 or more"
+        raise ValueError(f"{path}: {key!r} of {split} must be {allowed}; got {json.dumps(value)}")
 
 
 def _read_evaluations(folder: Path, metric: str) -> dict[str, dict[str, float]]:
     """Return the scores of a run's evaluations with other settings, by settings and split."""
     found = {}
     for path in sorted(folder.glob(EVALUATIONS)):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            scores = {split: float(each[metric]) for split, each in content["splits"].items()}
-            found[", ".join(setting_texts(content["changes"]))] = scores
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a file of `mrconv evaluate`: {error!r}") from None
+        content = _read_object(path, "an evaluation")
+        changes, splits = content.get("changes"), content.get("splits")
+        if not changes:  # the run's own settings, or written by an earlier version
+            continue
+        if not isinstance(changes, dict) or not isinstance(splits, dict):
+            raise ValueError(f"{path} is not an evaluation: it must have objects 'changes' and 'splits'")
+        scores: dict[str, float] = {}
+        for split, values in splits.items():
+            score = values.get(metric) if isinstance(values, dict) else None
+            if score is not None:  # null: not finite
+                _check_score(path, metric, split, score)
+                scores[split] = score
+        found[", ".join(setting_texts(changes))] = scores
     return found
 
 

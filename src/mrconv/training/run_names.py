@@ -71,8 +71,13 @@ def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
 
 
 def evaluation_name(changes: Mapping[str, Any]) -> str:
-    """Return the name of an evaluation with settings other than the run's, for example evaluate-rate0.5."""
-    return EVALUATION + _suffix(changes)
+    """Return the name of an evaluation with settings other than the run's, for example evaluate-rate0.5.
+
+    It ends with a digest if a value has other characters than a name, such as the path of other data.
+    """
+    texts = setting_texts(changes)
+    exact = all(value == _clean(value) for _, _, value in (text.partition("=") for text in texts))
+    return EVALUATION + _suffix(changes) + ("" if exact else f"-{_digest(' '.join(texts))}")
 
 
 def setting_texts(changes: Mapping[str, Any]) -> list[str]:
@@ -104,10 +109,14 @@ def _suffix(changes: Mapping[str, Any]) -> str:
     text = "".join(parts)
     if len(text) <= LONGEST:
         return text
-    digest = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    digest = f"-{_digest(text)}"
     while len("".join(parts)) > LONGEST - len(digest):
         parts.pop()
     return "".join(parts) + digest
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _change(key: str, value: Any) -> str:
