@@ -1,5 +1,6 @@
 """Freed memory is reused, unless the user has set other parameters of malloc."""
 
+import contextlib
 import os
 import resource
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mrconv import cli
 from mrconv._utils import allocator
 
 from .processes import CONTEXT
@@ -78,3 +80,16 @@ def test_the_trim_threshold_is_set_only_after_the_other(monkeypatch, largest, ca
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
     assert allocator.keep_freed_memory() == (largest > 0)
     assert made == calls
+
+
+@pytest.mark.parametrize(
+    ("command", "calls"), [("train --list", 1), ("predict nowhere x.wav", 1), ("evaluate nowhere", 1), ("data list", 0)]
+)
+def test_commands_with_large_tensors_keep_memory_in_their_own_process(monkeypatch, capsys, command, calls):
+    made = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: made.append(command))
+    monkeypatch.setattr("sys.argv", ["mrconv", *command.split()])
+    for argv, expected in ((command.split(), 0), (None, calls)):
+        with contextlib.suppress(SystemExit):
+            cli.main(argv)
+        assert len(made) == expected

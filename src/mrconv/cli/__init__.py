@@ -2,7 +2,7 @@
 
 Each subcommand is a module of this package, listed in COMMANDS. Its `add(commands)` adds a parser whose default `run`
 is a function of the parsed arguments. That function imports torch if it needs it, and raises CommandError for errors
-that the user can correct.
+that the user can correct. With the default `large_tensors=True` the process keeps freed memory for the next tensors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mrconv
+from mrconv._utils.allocator import keep_freed_memory
 from mrconv._utils.plugins import load_plugins
 
 from . import bench, data, evaluate, export, generate, info, plot, predict, report, results, run, serve, train
@@ -44,6 +45,7 @@ def _closed_pipe() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    own_process = argv is None
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["plot"]:
         argv[1:] = plot.with_figure_name(argv[1:])
@@ -55,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, rest = parser.parse_known_args(argv)
     _add_rest(given, rest)
     given.command = shlex.join(["mrconv", *argv])
+    if own_process and getattr(given, "large_tensors", False):
+        keep_freed_memory()
     try:
         if plugins := getattr(given, "plugins", []):
             with command_errors():

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from mrconv._utils.allocator import keep_freed_memory
 from mrconv._utils.progress_bar import progress_bar
 
 from .parser import CommandError, add_device, add_plugins, command_errors, optional_imports, usable_device
@@ -30,7 +29,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the files")
     add_device(parser)
     add_plugins(parser)
-    parser.set_defaults(run=evaluate)
+    parser.set_defaults(run=evaluate, large_tensors=True)
     about = "end a run before its last epoch: score, merge and record its best weights, marked as partial"
     more = " `mrconv train` can still resume it."
     parser = commands.add_parser("finish", help=about, description=about.capitalize() + "." + more)
@@ -54,7 +53,6 @@ def evaluate(given: argparse.Namespace) -> None:
 
     with command_errors():
         device = usable_device(given.device)
-        keep_freed_memory()
         changes = evaluation.score_changes(given.folder, given.settings)
         out = given.out or (given.folder / evaluation_name(changes) if changes else given.folder)
         with progress_bar(f"evaluating {given.folder}") as progress:

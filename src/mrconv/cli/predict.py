@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrconv._utils.allocator import keep_freed_memory
 from mrconv._utils.progress_bar import progress_bar
 
 from .parser import CommandError, add_device, add_plugins, command_errors, positive, usable_device
@@ -45,7 +44,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="CSV", help=about)
     add_device(parser)
     add_plugins(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, large_tensors=True)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -58,7 +57,6 @@ def run(given: argparse.Namespace) -> None:
         raise CommandError("no input: give a FILE or --text")
     if given.out is not None and not given.out.parent.is_dir():
         raise CommandError(f"argument --out: {given.out.parent} is not a folder")
-    keep_freed_memory()
     with command_errors():
         predictor = inference.load(given.folder, usable_device(given.device))
         if given.text and not predictor.preprocessor.vocabulary:

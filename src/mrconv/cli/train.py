@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mrconv._utils.allocator import keep_freed_memory
-
 from .parser import CommandError, Parser, optional_imports
 
 ABOUT = """Train a model, evaluate it, merge it and record the run in OUT/NAME-seedSEED. NAME is the experiment's,
@@ -54,7 +52,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--list", action="store_true", help="print the experiments with their variants, and exit")
     parser.add_argument("--keys", action="store_true", help="print every key with its default and meaning, and exit")
     parser.add_argument("--show", action="store_true", help="print every value of the experiment, and exit")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, large_tensors=True)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -126,7 +124,6 @@ def _job(experiment: Any, folder: Path) -> None:
     from mrconv.training.rundir import is_rank_zero
 
     _check_backend(experiment)
-    keep_freed_memory()
     bar: AbstractContextManager[Progress] = progress_bar(f"preparing {experiment.task}")
     preparing = bar if is_rank_zero() else nullcontext(no_progress)
     try:
