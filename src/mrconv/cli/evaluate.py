@@ -53,10 +53,10 @@ def evaluate(given: argparse.Namespace) -> None:
 
     with command_errors():
         device = usable_device(given.device)
-        changes = evaluation.score_changes(given.folder, given.settings)
-        out = given.out or (given.folder / evaluation_name(changes) if changes else given.folder)
         with progress_bar(f"evaluating {given.folder}") as progress:
             measured = evaluation.measure_run(given.folder, given.settings, not given.branches, device, progress)
+        changes = measured.changes
+        out = given.out or (given.folder / evaluation_name(changes) if changes else given.folder)
         facts = {"run": str(given.folder), "settings": given.settings, "changes": changes, "merged": measured.merged}
         paths = measured.write(out, facts)
     print(f"{measured.text()}\n\nin {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")

@@ -58,21 +58,14 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     return dataclasses.replace(experiment, **changes)
 
 
-def score_changes(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
+def _score_changes(trained: Experiment, experiment: Experiment) -> dict[str, Any]:
     """Return the settings of an evaluation that differ from the run's and may change its scores.
 
     `data_dir` and `cache_dir` count as other places of the same data. `limit_eval` is a number of batches.
     """
-    trained, experiment = (dataclasses.asdict(each) for each in _experiments(folder, settings))
-    changed = changed_keys(experiment, trained)
-    same = (UNNAMED - {"pad"}) | (set() if experiment["limit_eval"] else {"batch_size"})
+    changed = changed_keys(dataclasses.asdict(experiment), dataclasses.asdict(trained))
+    same = (UNNAMED - {"pad"}) | (set() if experiment.limit_eval else {"batch_size"})
     return {key: value for key, value in changed.items() if key not in same}
-
-
-def _experiments(folder: Path, settings: Sequence[str]) -> tuple[Experiment, Experiment]:
-    """Return a run's experiment, without its limit of evaluation, and the same with other settings."""
-    trained = dataclasses.replace(read_run(folder), limit_eval=0)
-    return trained, with_settings(trained, settings)
 
 
 def evaluate(
@@ -100,7 +93,8 @@ def measure_run(
     be much larger than the trained one; the trained model is then merged first. All examples of validation and test are
     scored, unless the settings limit them; of other custom data without given splits, all examples.
     """
-    trained, experiment = _experiments(folder, settings)
+    trained = dataclasses.replace(read_run(folder), limit_eval=0)
+    experiment = with_settings(trained, settings)
     check_registered(experiment, folder)
     check_options(experiment)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -124,7 +118,7 @@ def measure_run(
     if merged and isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
     measured = measure(model.to(target), data, experiment, target, None if merged else rate, progress)
-    return dataclasses.replace(measured, merged=merged)
+    return dataclasses.replace(measured, merged=merged, changes=_score_changes(trained, experiment))
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:

@@ -37,12 +37,16 @@ MAX_DRAWN = 100  # classes of which one is drawn
 
 @dataclass
 class Measurement:
-    """Metrics by split, the predictions as lines of a table, and the data and form of the model they are about."""
+    """Metrics by split, the predictions as lines of a table, the data that they are about, and how they were computed.
+
+    `changes` has the settings that differ from the run's and may change its scores.
+    """
 
     data: Prepared
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
     merged: bool = False
+    changes: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path, facts: Mapping[str, Any]) -> list[Path]:
         """Write metrics.json with some facts, predictions.csv and the figure of the confusion matrix.
