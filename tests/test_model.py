@@ -53,6 +53,16 @@ def test_dropout_is_tied_over_length_and_keeps_the_mean():
     assert torch.equal(TiedDropout(0.25).eval()(x), x)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_blocks_drop_channels_at_all_positions_or_at_each(tied):
+    model = Backbone(d_model=8, depth=2, l_max=16, dropout=0.5, tie_dropout=tied)
+    for block in model.blocks:
+        dropped = block.dropout(torch.ones(4, 16, 8)) == 0
+        assert dropped.any() and not dropped.all()
+        assert (dropped == dropped[:, :1]).all() == tied
+        assert not (block.eval().dropout(torch.ones(4, 16, 8)) == 0).any()
+
+
 def test_layer_config_has_the_names_and_defaults_of_the_layer():
     parameters = inspect.signature(MRConv).parameters
     fields = {name: p.default for name, p in inspect.signature(LayerConfig).parameters.items()}

@@ -74,6 +74,7 @@ class MRConvBlock(StreamingModule, nn.Module):
         l_max: int,
         *,
         dropout: float = 0.0,
+        tie_dropout: bool = True,
         block_norm: str = "batch",
         prenorm: bool = False,
         mixer: str = "mrconv",
@@ -83,9 +84,10 @@ class MRConvBlock(StreamingModule, nn.Module):
         **layer: Any,
     ) -> None:
         super().__init__()
+        check_fraction("dropout", dropout)
         self.prenorm = prenorm
         self.layer = make_mixer(mixer, d_model, l_max, mixer_options, layer, device=device, dtype=dtype)
-        self.dropout = TiedDropout(dropout)
+        self.dropout = TiedDropout(dropout) if tie_dropout else nn.Dropout(dropout)
         self.mix = nn.Linear(self.layer.heads * d_model, 2 * d_model, device=device, dtype=dtype)
         shared = {name: layer[name] for name in ("sync_stats", "momentum") if name in layer}
         self.norm = block_norm_module(block_norm, d_model, **shared, device=device, dtype=dtype)

@@ -181,7 +181,8 @@ class MixerOptions:
 class BlockOptions(MixerOptions):
     """Options of the residual block around the layer."""
 
-    dropout: float = option(0.0, "probability of dropping a whole channel", at_least=0, below=1)
+    dropout: float = option(0.0, "probability of dropping a channel of the block", at_least=0, below=1)
+    tie_dropout: bool = option(True, "drop a channel at all positions together; false: at each position by itself")
     block_norm: str = option("batch", 'norm of the block: "batch" or "layer"', choices=("batch", "layer"))
     prenorm: bool = option(False, "apply the norm before the layer instead of after the residual connection")
 

@@ -56,6 +56,7 @@ class Backbone(StreamingModule, Model):
                     c.d_model,
                     c.l_max,
                     dropout=c.dropout,
+                    tie_dropout=c.tie_dropout,
                     block_norm=c.block_norm,
                     prenorm=c.prenorm,
                     mixer=c.mixer,

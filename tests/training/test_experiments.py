@@ -50,6 +50,7 @@ SUM, CONCAT = {"combine": "sum", "decay": None, "norm": "batch"}, {"combine": "c
 SILENT = {"pool": "mean", "mask_padding": False, "momentum": 0.1, "warmup_epochs": 1, "clip": 0, "ema": 0, "seed": 0}
 CHOSEN = {task: {"mask_padding": True, "decay_on": "all"} for task in ("text", "retrieval")}  # docs/recipe.md
 CHOSEN["listops"] = {"mask_padding": True, "decay_on": "matrices"}
+CHOSEN["pathfinder"] = {"tie_dropout": False}
 # Kernel sizes of kernels other than the chosen one, where they are not the same.
 SIZES = {
     "dilated": dict.fromkeys(("listops", "text", "retrieval"), 8),
