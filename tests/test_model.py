@@ -58,7 +58,8 @@ def test_blocks_drop_channels_at_all_positions_or_at_each(tied):
     model = Backbone(d_model=8, depth=2, l_max=16, dropout=0.5, tie_dropout=tied)
     for block in model.blocks:
         dropped = block.dropout(torch.ones(4, 16, 8)) == 0
-        assert dropped.any() and not dropped.all()
+        assert dropped.any()
+        assert not dropped.all()
         assert (dropped == dropped[:, :1]).all() == tied
         assert not (block.eval().dropout(torch.ones(4, 16, 8)) == 0).any()
 

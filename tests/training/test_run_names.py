@@ -1,11 +1,12 @@
 """Names of runs and of their folders."""
 
+import dataclasses
 import re
 
 import pytest
 
 from mrconv.training.composition import compose, compose_sweep
-from mrconv.training.run_names import LONGEST, evaluation_name
+from mrconv.training.run_names import LONGEST, evaluation_name, recipe_changes
 
 MACHINE = [
     "devices=2",
@@ -97,6 +98,13 @@ def test_a_long_name_is_cut_and_stays_unique():
     for name in names:
         assert len(name) <= len("listops-base") + LONGEST
         assert re.fullmatch(r"listops-base-[A-Za-z0-9._-]+-[0-9a-f]{8}", name)
+
+
+def test_a_record_older_than_a_key_has_the_former_value():
+    config = dataclasses.asdict(compose(["experiment=pathfinder-base", "epochs=16"]))
+    assert recipe_changes(config) == {"epochs": 16}
+    del config["tie_dropout"], config["decay_on"]
+    assert recipe_changes(config) == {"epochs": 16, "tie_dropout": True}
 
 
 def test_evaluations_with_different_settings_have_different_names():

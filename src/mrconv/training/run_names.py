@@ -21,6 +21,8 @@ REPEATS = {
 """Keys that differ between repetitions of one experiment: the seed, the machine and the end of a partial run."""
 UNNAMED = REPEATS | {"name", "devices", "nodes"}
 """Keys that enter a run's name only if a sweep varies them; the seed is always part of the folder's name."""
+FORMER = {"decay_on": "matrices", "tie_dropout": True}
+"""What runs did before there was a key for it; presets have other values since."""
 EVALUATION = "evaluate"
 LONGEST = 60  # characters of the settings in a name
 
@@ -36,7 +38,7 @@ def flatten_options(values: Mapping[str, Any]) -> dict[str, Any]:
 def changed_keys(values: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that differ from the preset or, for keys it does not set, from the defaults of `Experiment`."""
     expected = flatten_options(dataclasses.asdict(Experiment()) | dict(preset))
-    given = flatten_options(values)
+    given = flatten_options(FORMER | dict(values))
     for each in (expected, given):
         if "mask_padding" in each:
             each["mask_padding"] = masks_padding(given.get("task", ""), each["mask_padding"])
