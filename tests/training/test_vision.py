@@ -16,6 +16,7 @@ from mrconv.training import Experiment, loop
 from mrconv.training import image_augmentation as augment
 from mrconv.training import paper_numbers as paper
 from mrconv.training.composition import compose
+from mrconv.training.datamodule import TaskData
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.module import build_model
 from mrconv.training.presets import presets
@@ -235,3 +236,9 @@ def test_a_folder_of_rectangular_images_trains_predicts_and_evaluates(tmp_path):
     assert (predictor.model.image_size, predictor.preprocessor.kind) == ((16, 24), "image")
     assert predictor.predict([tmp_path / "files" / "a" / "0.png"])[0].notes == []
     assert evaluate(tmp_path / "run", device="cpu") == result["accuracy"]
+
+
+def test_options_of_sequences_are_rejected():
+    experiment = small(compose(["experiment=cifar-mrconvnext"]), tie_dropout=False, depth=3)
+    with pytest.raises(ValueError, match=r"^depth, tie_dropout can only be used with sequences; cifar is a"):
+        TaskData(experiment, images())

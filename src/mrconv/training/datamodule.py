@@ -33,20 +33,15 @@ from mrconv.tasks.randaugment import rand_augment
 from .experiment import Experiment
 from .image_augmentation import augment
 from .metrics import monitorable
+from .run_names import changed_keys
 
 RESIDENT_FRACTION = 0.25  # of a GPU's memory that a resident split may occupy
 IMAGE_KEYS = (
-    "depths",
-    "dims",
-    "kernel_sizes",
-    "drop_path",
-    "randaugment",
-    "crop",
-    "flip",
-    "erasing",
-    "mixup",
-    "cutmix",
-)
+    "depths", "dims", "kernel_sizes", "drop_path", "randaugment", "crop", "flip", "erasing", "mixup", "cutmix",
+)  # fmt: skip
+SEQUENCE_KEYS = (
+    "kernel_size", "bidirectional", "d_model", "depth", "block_norm", "prenorm", "tie_dropout", "mask_padding", "pool",
+)  # fmt: skip
 EVALUATION_BATCHES = 4  # evaluation needs no memory for a backward pass: its batches are this many times larger
 
 
@@ -133,9 +128,12 @@ class TaskData(pl.LightningDataModule):
         self.experiment, self.data = experiment, data
         if "train" not in data.splits or not {"val", "test"} & set(data.splits):
             raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
-        given = [name for name in IMAGE_KEYS if getattr(experiment, name)]
-        if given and data.encoder != "image":
-            raise ValueError(f"{', '.join(given)} can only be used with images; {data.name} is not a task of images")
+        images = data.encoder == "image"
+        changed = changed_keys(dataclasses.asdict(experiment), {})
+        given = [name for name in (SEQUENCE_KEYS if images else IMAGE_KEYS) if name in changed]
+        if given:
+            kind = "sequences; {} is" if images else "images; {} is not"
+            raise ValueError(f"{', '.join(given)} can only be used with {kind.format(data.name)} a task of images")
         if experiment.randaugment and not data.facts.get("files"):
             raise ValueError(f"randaugment needs image files; {data.name} has arrays")
         self.monitored = "val" if "val" in data.splits else "test"
