@@ -10,6 +10,7 @@ position, so that pooling does not average it out. The examples are the first of
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 
 from mrconv.bench.records import record, write
 from mrconv.bench.timing import copy_bandwidth
-from mrconv.tasks import Batch
+from mrconv.tasks import Batch, Prepared
 from mrconv.training.composition import compose
 from mrconv.training.datamodule import make_loader, prepare
 from mrconv.training.experiment import Experiment
@@ -29,13 +30,10 @@ EXPERIMENTS = ("listops-base", "text-base", "image-base", "pathfinder-base")
 
 
 @torch.no_grad()
-def measure(experiment: Experiment, examples: int, masks: int, device: str) -> dict[str, Any]:
-    """Return the variances of the head's inputs over masks and over examples."""
-    data = prepare(experiment)
-    split = "val" if "val" in data.splits else "test"
-    batch: Batch = next(iter(make_loader(data, split, examples, None, train=False))).to(device)
+def measure(experiment: Experiment, data: Prepared, batch: Batch, masks: int) -> dict[str, Any]:
+    """Return the variances of the head's inputs over masks and over the examples of a batch."""
     torch.manual_seed(0)
-    model = build_model(experiment, data).to(device).train()
+    model = build_model(experiment, data).to(batch.x.device).train()
     features: list[torch.Tensor] = []
     model.get_submodule("head").register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
     for _ in range(masks):
@@ -59,9 +57,12 @@ def main() -> int:
     results = record("dropout", command, device, "float32", arguments.masks, copy_bandwidth(device))
     print(f"{'':18s}{'dropout':>9s}{'of':>11s}{'noise':>12s}{'signal':>12s}{'ratio':>10s}")
     for name in arguments.experiments:
+        experiment = compose([f"experiment={name}"])
+        data = prepare(experiment)
+        split = "val" if "val" in data.splits else "test"
+        batch = next(iter(make_loader(data, split, arguments.examples, None, train=False))).to(device)
         for tied in (True, False):
-            experiment = compose([f"experiment={name}", f"tie_dropout={str(tied).lower()}"])
-            row = measure(experiment, arguments.examples, arguments.masks, device)
+            row = measure(dataclasses.replace(experiment, tie_dropout=tied), data, batch, arguments.masks)
             results["rows"].append({"name": name, "tied": tied, **row})
             cells = "".join(f"{row[key]:12.3g}" for key in ("noise", "signal")) + f"{row['ratio']:10.2g}"
             print(f"{name:18s}{row['dropout']:9g}{'channels' if tied else 'values':>11s}{cells}", flush=True)

@@ -168,7 +168,7 @@ def test_accuracies_of_the_readme_are_those_of_the_results_page():
     records = {row[0]: row for row in rows("docs/results.md")}
     for task, accuracy, paper, baseline, epochs, _ in (row for row in rows("README.md") if len(row) == 6):
         name = f"{task.lower()}-base"
-        shorter = [key for key in records if key.startswith(f"{name}-epochs{epochs.split()[0]}")]
+        shorter = [key for key in records if f"{key}-".startswith(f"{name}-epochs{epochs.split()[0]}-")]
         for row in [records[key] for key in (name, *shorter) if key in records][:1]:
             assert accuracy == row[3]
             assert paper == row[5]

@@ -95,6 +95,7 @@ def test_a_mistyped_model_option_raises_with_the_closest_name():
         ({"vocab_size": 0}, r"vocab_size must be an integer of at least 1; got 0"),
         ({"vocab_size": 5, "depth": 0}, r"depth must be an integer of at least 1; got 0"),
         ({"vocab_size": 5, "dropout": 1.0}, r"dropout must be a number in \[0, 1\); got 1.0"),
+        ({"vocab_size": 5, "dropout": 1.0, "tie_dropout": False}, r"dropout must be a number in \[0, 1\); got 1.0"),
         ({"vocab_size": 5, "block_norm": "rms"}, r"block_norm must be one of batch, layer; got 'rms'"),
         ({"vocab_size": 5, "pool": "max"}, r"pool must be one of mean, last; got 'max'"),
         ({"vocab_size": 5, "n_classes": 0}, r"n_classes must be an integer of at least 1; got 0"),

@@ -129,11 +129,10 @@ class TaskData(pl.LightningDataModule):
         if "train" not in data.splits or not {"val", "test"} & set(data.splits):
             raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
         images = data.encoder == "image"
+        others, kind, verb = (SEQUENCE_KEYS, "sequences", "is") if images else (IMAGE_KEYS, "images", "is not")
         changed = changed_keys(dataclasses.asdict(experiment), {})
-        given = [name for name in (SEQUENCE_KEYS if images else IMAGE_KEYS) if name in changed]
-        if given:
-            kind = "sequences; {} is" if images else "images; {} is not"
-            raise ValueError(f"{', '.join(given)} can only be used with {kind.format(data.name)} a task of images")
+        if given := [name for name in others if name in changed]:
+            raise ValueError(f"{', '.join(given)} can only be used with {kind}; {data.name} {verb} a task of images")
         if experiment.randaugment and not data.facts.get("files"):
             raise ValueError(f"randaugment needs image files; {data.name} has arrays")
         self.monitored = "val" if "val" in data.splits else "test"
