@@ -121,6 +121,9 @@ def test_an_evaluation_with_other_settings_has_its_own_folder(tmp_path, capsys):
         assert f"in {folder}: metrics.json" in capsys.readouterr().out
         assert json.loads((folder / "metrics.json").read_text())["changes"]["limit_eval"] == 1
         assert (folder / "predictions.csv").exists()
+    assert main(["evaluate", str(run), "--branches", "--device", "cpu"]) == 0
+    branches = json.loads((run / "evaluate-branches-true" / "metrics.json").read_text())
+    assert (branches["changes"], branches["merged"]) == ({"branches": True}, False)
     assert (run / "metrics.json").read_text() == whole
     assert json.loads(whole)["changes"] == {}
 

@@ -15,8 +15,8 @@ def add(commands: Any) -> None:
     """Add all parsers."""
     about = "compute the metrics of a run's model, at its sampling rate or another"
     more = (
-        " Writes metrics.json, predictions.csv and, of classes, figures/confusion.png, into the run; with settings that"
-        " may change the scores, into a folder of it such as evaluate-rate0.5."
+        " Writes metrics.json, predictions.csv and, of classes, figures/confusion.png, into the run; with --branches or"
+        " settings that may change the scores, into a folder of it such as evaluate-rate0.5."
     )
     parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + "." + more)
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")

@@ -97,6 +97,7 @@ def measure_run(
     experiment = with_settings(trained, settings)
     check_registered(experiment, folder)
     check_options(experiment)
+    changes = _score_changes(trained, experiment) | ({} if merged else {"branches": True})
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data, preprocessor = prepare(experiment, progress), load_preprocessor(folder / MODEL)
     if not {"val", "test"} & set(data.splits):  # other data, of which all is scored
@@ -118,7 +119,7 @@ def measure_run(
     if merged and isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
     measured = measure(model.to(target), data, experiment, target, None if merged else rate, progress)
-    return dataclasses.replace(measured, merged=merged, changes=_score_changes(trained, experiment))
+    return dataclasses.replace(measured, merged=merged, changes=changes)
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:

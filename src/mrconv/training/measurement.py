@@ -39,7 +39,7 @@ MAX_DRAWN = 100  # classes of which one is drawn
 class Measurement:
     """Metrics by split, the predictions as lines of a table, the data that they are about, and how they were computed.
 
-    `changes` has the settings that differ from the run's and may change its scores.
+    `changes` has the settings that differ from the run's and may change its scores, among them `branches`.
     """
 
     data: Prepared
