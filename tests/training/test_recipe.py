@@ -4,11 +4,12 @@ import copy
 import dataclasses
 import math
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mrconv.hub import MODEL
+from mrconv.inference import load_model
 from mrconv.tasks import Batch
 from mrconv.training import Experiment, evaluation, loop, outputs, rundir
 from mrconv.training.datamodule import TaskData
@@ -127,17 +128,27 @@ def test_precise_statistics_change_scores_and_not_the_training(trained, tmp_path
 @pytest.mark.parametrize("mask_padding", [True, False])
 def test_statistics_come_from_mixed_lengths_if_padding_is_masked(mask_padding):
     tokens, device = data("listops", 64), torch.device("cpu")
-    trainer = SimpleNamespace(
-        strategy=SimpleNamespace(root_device=device), global_rank=0, world_size=1, current_epoch=1
-    )
     batches = []
     for bucket in (False, True):
         module = TaskData(listops(bucket=bucket, mask_padding=mask_padding, batch_size=8, precise_stats=4), tokens)
-        module.trainer = trainer
-        batches.append([batch.x for batch in module.statistics_batches()])
+        batches.append([batch.x for batch in module.statistics_batches(1, device)])
     mixed, bucketed = batches
     assert len(mixed) == 4
     assert all(torch.equal(a, b) for a, b in zip(mixed, bucketed, strict=True)) == mask_padding
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_saved_model_has_statistics_of_float32(trained, tmp_path, precision):
+    trained("image", precision=precision, precise_stats=3, limit_train=5)
+    experiment, images = rundir.read_run(tmp_path / "run0"), data("image", 64)
+    best, epoch, _ = loop.load_best_model(tmp_path / "run0", images, experiment)
+    expected = copy.deepcopy(best)
+    average_statistics(expected, TaskData(experiment, images).statistics_batches(epoch - 1, torch.device("cpu")))
+    saved, differs = load_model(tmp_path / "run0" / MODEL).state_dict(), []
+    for name, x in expected.state_dict().items():
+        torch.testing.assert_close(saved[name], x)
+        differs.append(not torch.allclose(saved[name], best.state_dict()[name]))
+    assert any(differs) == (precision == "bfloat16")  # which rounds the activations
 
 
 def test_without_a_validation_split_the_test_split_is_monitored():

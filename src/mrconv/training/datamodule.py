@@ -198,19 +198,18 @@ class TaskData(pl.LightningDataModule):
         """Return the loaders of the evaluated splits."""
         return [self._loader(name, False) for name in self.evaluated]
 
-    def statistics_batches(self) -> Iterator[Batch]:
-        """Yield `precise_stats` batches of the current epoch's training, spread over it and not augmented.
+    def statistics_batches(self, epoch: int, device: torch.device, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Yield `precise_stats` batches of an epoch's training, spread over it and not augmented.
 
         If padding is masked, they have mixed lengths with `bucket` too: the variances of long kernels depend on the
         length. Otherwise they would have more padding than the batches of training, which takes part in statistics.
         """
-        assert self.trainer is not None
-        loader = copy.copy(self._loader("train", True))  # the position of the training loader must not change
+        loader = copy.copy(self.loader("train", True, device, rank, world))  # whose position must not change
         loader.plan = SpreadPlan(self.experiment.precise_stats, loader.plan)
         if self.experiment.masks_padding:
             loader.plan.lengths = None
-        loader.set_epoch(self.trainer.current_epoch)
-        return (batch.to(self.trainer.strategy.root_device, non_blocking=True) for batch in loader)
+        loader.set_epoch(epoch)
+        return (batch.to(device, non_blocking=True) for batch in loader)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch to a device."""

@@ -37,7 +37,7 @@ from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
-from .module import NonFiniteError, Training, build_model
+from .module import NonFiniteError, Training, average_statistics, build_model
 from .outputs import model_outputs
 from .plugin_records import check_registered
 from .progress import EpochProgress
@@ -136,7 +136,7 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
         raise NonFiniteError(f"{error}; {where}") from error
     if not trainer.is_global_zero:
         return {}
-    return _record(experiment, folder, data, checkpoints, quiet)
+    return _record(folder, datamodule, checkpoints, quiet)
 
 
 def _write_start(
@@ -164,14 +164,16 @@ def check_options(experiment: Experiment) -> None:
             raise ValueError(f"task.{field.name} must be a number; got {value!r}")
 
 
-def _record(
-    experiment: Experiment, folder: Path, data: Prepared, checkpoints: Checkpoints, quiet: bool = False
-) -> dict[str, Any]:
+def _record(folder: Path, datamodule: TaskData, checkpoints: Checkpoints, quiet: bool = False) -> dict[str, Any]:
     """Score the best weights, merge them, score again, and write models, figures and result."""
+    experiment, data = datamodule.experiment, datamodule.data
     seconds, environment = checkpoints.seconds, read_json(folder / rundir.ENVIRONMENT)
     model, best_epoch, substitution = load_best_model(folder, data, experiment)
     parameters = sum(p.numel() for p in model.parameters())
     device = torch.device("cuda" if torch.cuda.is_available() and experiment.accelerator != "cpu" else "cpu")
+    if experiment.precise_stats and environment.get("precision") == "bf16-mixed":
+        # the statistics of the checkpoint are those of activations in bfloat16; the saved model computes in float32
+        average_statistics(model.to(device), datamodule.statistics_batches(best_epoch - 1, device))
     epochs_done, preprocessor = len(checkpoints.history), Preprocessor.from_data(data)
     ended = epochs_done < experiment.epochs  # before its last epoch
     facts = {"name": experiment.name, "task": experiment.task, "epochs": epochs_done, "seed": experiment.seed}
@@ -231,9 +233,10 @@ def finish(folder: Path) -> dict[str, Any]:
     data = data_of_checkpoint(checkpoint, prepare(experiment))
     with rundir.run_lock(folder):
         restore_files(folder, checkpoint)
-        checkpoints = Checkpoints(folder, TaskData(experiment, data), 0)
+        datamodule = TaskData(experiment, data)
+        checkpoints = Checkpoints(folder, datamodule, 0)
         checkpoints.restore(state)
-        return _record(experiment, folder, data, checkpoints)
+        return _record(folder, datamodule, checkpoints)
 
 
 def load_best_model(folder: Path, data: Prepared, experiment: Experiment) -> tuple[Model, int, dict[str, Any]]:

@@ -211,10 +211,13 @@ class Training(pl.LightningModule):
         """Check losses and weights, and average statistics; use the buffers of rank zero, which checkpoints hold."""
         self.check_finite()
         if self.experiment.precise_stats:
-            batches = self.trainer.datamodule.statistics_batches()  # type: ignore[attr-defined]
+            trainer = self.trainer
+            batches = trainer.datamodule.statistics_batches(  # type: ignore[attr-defined]
+                trainer.current_epoch, self.device, trainer.global_rank, trainer.world_size
+            )
             # a few batches in this mode are not worth a compilation
             eager = torch.compiler.set_stance("force_eager") if self.compiled else contextlib.nullcontext()
-            with eager, self.trainer.precision_plugin.val_step_context():
+            with eager, trainer.precision_plugin.val_step_context():
                 average_statistics(self.model, batches)
         if self.trainer.world_size > 1:
             for buffer in self.model.buffers():
