@@ -167,9 +167,8 @@ def test_accuracies_of_the_readme_are_those_of_the_results_page():
     compared = 0
     records = {row[0]: row for row in rows("docs/results.md")}
     for task, accuracy, paper, baseline, epochs, _ in (row for row in rows("README.md") if len(row) == 6):
-        name = f"{task.lower()}-base"
-        shorter = [key for key in records if f"{key}-".startswith(f"{name}-epochs{epochs.split()[0]}-")]
-        for row in [records[key] for key in (name, *shorter) if key in records][:1]:
+        names = [f"{task.lower()}-base", f"{task.lower()}-base-epochs{epochs.split()[0]}"]
+        for row in [records[name] for name in names if name in records][:1]:
             assert accuracy == row[3]
             assert paper == row[5]
             assert baseline == "{1} ({0})".format(*row[7].split())

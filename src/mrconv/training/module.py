@@ -209,9 +209,9 @@ class Training(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Check losses and weights, and average statistics; use the buffers of rank zero, which checkpoints hold."""
+        trainer = self.trainer
         self.check_finite()
         if self.experiment.precise_stats:
-            trainer = self.trainer
             batches = trainer.datamodule.statistics_batches(  # type: ignore[attr-defined]
                 trainer.current_epoch, self.device, trainer.global_rank, trainer.world_size
             )
@@ -219,7 +219,7 @@ class Training(pl.LightningModule):
             eager = torch.compiler.set_stance("force_eager") if self.compiled else contextlib.nullcontext()
             with eager, trainer.precision_plugin.val_step_context():
                 average_statistics(self.model, batches)
-        if self.trainer.world_size > 1:
+        if trainer.world_size > 1:
             for buffer in self.model.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
