@@ -10,13 +10,14 @@ from torch.nn import functional as F
 
 from mrconv import MRConvNeXt, inference
 from mrconv.tasks import Batch, Prepared, ResidentLoader, Split, data_loader
+from mrconv.tasks.imagenet import ImageFiles
 from mrconv.tasks.randaugment import NAMES as OPERATIONS
 from mrconv.tasks.randaugment import apply, rand_augment
 from mrconv.training import Experiment, loop
 from mrconv.training import image_augmentation as augment
 from mrconv.training import paper_numbers as paper
 from mrconv.training.composition import compose
-from mrconv.training.datamodule import TaskData
+from mrconv.training.datamodule import SpreadPlan, TaskData, prepare
 from mrconv.training.evaluation import evaluate, merge
 from mrconv.training.module import build_model
 from mrconv.training.presets import presets
@@ -140,6 +141,24 @@ def test_one_epoch_on_generated_files(tmp_path):
     assert result["examples"] == {"train": 16, "val": 16}
     assert result["merged_accuracy"]["val"] == result["accuracy"]["val"]
     assert (tmp_path / "run" / "figures" / "maps.png").stat().st_size > 1000
+
+
+def test_statistics_come_from_training_files_as_evaluation_reads_them(tmp_path):
+    write_files(tmp_path)
+    for path in tmp_path.glob("imagenet/train/*/*.JPEG"):
+        Image.effect_noise((40, 36), 80).convert("RGB").save(path)  # a crop or a flip changes it
+    experiment = small(compose(["experiment=imagenet-tiny"]), precise_stats=2)
+    experiment.task_options, experiment.data_dir = {"size": 32}, str(tmp_path)
+    module, device = TaskData(experiment, prepare(experiment)), torch.device("cpu")
+    training = module.loader("train", True, device)
+    training.set_epoch(1)
+    augmented = [batch.x for batch in training]
+    statistics = [batch.x for batch in module.statistics_batches(1, device)]
+    training.set_epoch(1)
+    assert all(torch.equal(a, batch.x) for a, batch in zip(augmented, training, strict=True))
+    files = ImageFiles(module.data, "train", train=False)
+    expected = [torch.stack([files[i][0] for i in batch]) for batch in SpreadPlan(2, training.plan).batches(1)]
+    assert all(torch.equal(a, b) for a, b in zip(statistics, expected, strict=True))
 
 
 def test_a_run_is_evaluated_at_another_image_size(tmp_path):

@@ -5,10 +5,11 @@ A loader can stop within an epoch and resume there.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -122,6 +123,10 @@ class BatchLoader(ABC):
             if state[name] != value:
                 raise ValueError(f"cannot resume: {name} was {state[name]} and is {value}")
         self.epoch, self.position = state["epoch"], state["position"]
+
+    def without_augmentation(self) -> Self:
+        """Return a copy with its own position and the same batches, whose examples are read as in evaluation."""
+        return copy.copy(self)
 
     def padded_length(self, longest: int) -> int:
         """Return the padded length of a batch whose longest example has this length."""

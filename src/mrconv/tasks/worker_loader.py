@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -51,9 +51,9 @@ class _ArrayBatches(Dataset[Batch]):
 class _ImageFileBatches(Dataset[Batch]):
     """A split of image files as a torch data set, indexed by whole batches of (B, 3, size, size)."""
 
-    def __init__(self, loader: BatchLoader, augment: Augmentation | None = None) -> None:
+    def __init__(self, loader: BatchLoader, train: bool, augment: Augmentation | None = None) -> None:
         self.plan = plan = loader.plan
-        self.images = ImageFiles(loader.data, loader.split.name, train=plan.train, seed=plan.seed, augment=augment)
+        self.images = ImageFiles(loader.data, loader.split.name, train=train, seed=plan.seed, augment=augment)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -100,8 +100,15 @@ class WorkerLoader(BatchLoader):
         super().__init__(*args, **options)
         self.workers, self.pin_memory = workers, pin_memory
         self.dataset: _ArrayBatches | _ImageFileBatches = (
-            _ImageFileBatches(self, augment) if self.data.facts.get("files") else _ArrayBatches(self)
+            _ImageFileBatches(self, self.plan.train, augment) if self.data.facts.get("files") else _ArrayBatches(self)
         )
+
+    def without_augmentation(self) -> Self:
+        """Return a copy with its own position and the same batches, whose images are centre crops."""
+        loader = super().without_augmentation()
+        if isinstance(self.dataset, _ImageFileBatches):
+            loader.dataset = _ImageFileBatches(self, train=False)
+        return loader
 
     def _load(self, batches: Sequence[np.ndarray]) -> Iterator[Batch]:
         if isinstance(self.dataset, _ImageFileBatches):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -204,7 +203,7 @@ class TaskData(pl.LightningDataModule):
         If padding is masked, they have mixed lengths with `bucket` too: the variances of long kernels depend on the
         length. Otherwise they would have more padding than the batches of training, which takes part in statistics.
         """
-        loader = copy.copy(self.loader("train", True, device, rank, world))  # whose position must not change
+        loader = self.loader("train", True, device, rank, world).without_augmentation()
         loader.plan = SpreadPlan(self.experiment.precise_stats, loader.plan)
         if self.experiment.masks_padding:
             loader.plan.lengths = None
