@@ -137,6 +137,18 @@ def test_statistics_come_from_mixed_lengths_if_padding_is_masked(mask_padding):
     assert all(torch.equal(a, b) for a, b in zip(mixed, bucketed, strict=True)) == mask_padding
 
 
+@pytest.mark.parametrize("bucket", [True, False])
+def test_statistics_come_from_batches_spread_over_the_epoch(bucket):
+    experiment = listops(bucket=bucket, mask_padding=False, batch_size=4, precise_stats=4)
+    module, device = TaskData(experiment, data("listops", 64)), torch.device("cpu")
+    training = module.loader("train", True, device)
+    training.set_epoch(1)
+    every = [batch.x for batch in training]
+    statistics = [batch.x for batch in module.statistics_batches(1, device)]
+    assert len(every) == 16
+    assert all(torch.equal(a, b) for a, b in zip(statistics, every[2::4], strict=True))
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_saved_model_has_statistics_of_float32(trained, tmp_path, precision):
     trained("image", precision=precision, precise_stats=3, limit_train=5)
