@@ -26,7 +26,7 @@ from mrconv.training.datamodule import make_loader, prepare
 from mrconv.training.experiment import Experiment
 from mrconv.training.module import build_model, logits
 
-EXPERIMENTS = ("listops-base", "text-base", "image-base", "pathfinder-base")
+EXPERIMENTS = ("listops-base", "text-base", "image-base", "scifar-base", "pathfinder-base")
 
 
 @torch.no_grad()
