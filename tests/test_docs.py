@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import csv
 import io
 import json
 import re
@@ -174,7 +175,23 @@ def test_accuracies_of_the_readme_are_those_of_the_results_page():
             assert baseline == "{1} ({0})".format(*row[7].split())
             assert epochs.split()[0].rstrip(",") == row[9]
             compared += 1
-    assert compared == 4
+    assert compared == 5
+
+
+@pytest.mark.parametrize(
+    ("section", "run"),
+    [("Pathfinder", "pathfinder-base-epochs60-seed0"), ("Sequential CIFAR", "scifar-base-epochs60-seed0")],
+)
+def test_epochs_on_the_results_page_are_those_recorded(section, run):
+    text = (ROOT / "docs/results.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    with (ROOT / "results" / run / "metrics.csv").open(newline="") as file:
+        epochs = {row["epoch"]: {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)}
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) > 9
+    for epoch, *cells in rows[1:]:
+        row = epochs[epoch]
+        scores = [f"{100 * row[f'{split}/accuracy']:.2f}" for split in ("train", "val", "test")]
+        assert cells == [f"{row['lr']:.4f}", *scores, f"{row['train/loss']:.3f}", f"{row['val/loss']:.3f}"]
 
 
 @pytest.mark.parametrize(
