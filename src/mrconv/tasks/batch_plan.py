@@ -63,11 +63,10 @@ class BatchPlan:
         generator = np.random.default_rng([self.seed, epoch])
         order = generator.permutation(self.examples)
         size = self.batch_size * self.world
-        count = self.examples // size
         if self.lengths is not None:
             buckets = [order[i : i + BUCKET_BATCHES * size] for i in range(0, self.examples, BUCKET_BATCHES * size)]
             order = np.concatenate([part[np.argsort(self.lengths[part], kind="stable")] for part in buckets])
-        batches = order[: count * size].reshape(count, size)
+        batches = order[: self.examples // size * size].reshape(-1, size)
         if self.lengths is not None:
             batches = generator.permutation(batches)
         return list(batches)
