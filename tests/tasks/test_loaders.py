@@ -135,6 +135,15 @@ def test_buckets_pad_less_and_keep_all_examples():
     assert sizes[True] < 0.65 * sizes[False]
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_a_limited_plan_has_batches_spread_over_the_epoch(train):
+    every, three, more = (BatchPlan(50, 4, train, lengths=np.arange(50), limit=limit) for limit in (0, 3, 20))
+    batches = np.array([batch[:2] for batch in every.batches(1)])
+    assert (len(every), len(three), len(more)) == (len(batches), 3, len(batches))
+    assert np.array_equal([batch[:2] for batch in three.batches(1)], batches[[2, 6, 10]])
+    assert np.array_equal([batch[:2] for batch in more.batches(1)], batches)
+
+
 def test_workers_give_the_same_batches():
     data = sequences()
     single, workers = (WorkerLoader(data, "train", 5, workers=n) for n in (0, 2))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 BUCKET_BATCHES = 50  # examples are sorted by length within groups of this many batches
 
 
+@dataclass(frozen=True, eq=False)
 class BatchPlan:
     """The examples of each batch, for one of `world` processes; a function of the seed and the epoch alone.
 
@@ -21,40 +24,51 @@ class BatchPlan:
         rank, world: index of this process and number of processes.
         lengths: lengths of all examples; if given, the examples of a batch have similar lengths, and batches still
             differ between epochs of training.
+        limit: number of batches in an epoch, spread evenly over it, so that they represent a split ordered by length or
+            class; 0 for all.
     """
 
-    def __init__(
-        self,
-        examples: int,
-        batch_size: int,
-        train: bool,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        lengths: np.ndarray | None = None,
-    ) -> None:
-        if batch_size < 1 or not 0 <= rank < world:
-            raise ValueError(f"need batch_size >= 1 and 0 <= rank < world; got {batch_size}, {rank} and {world}")
-        if train and examples < batch_size * world:
+    examples: int
+    batch_size: int
+    train: bool
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+    lengths: np.ndarray | None = None
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or not 0 <= self.rank < self.world:
             raise ValueError(
-                f"{examples} training examples do not fill one batch of {batch_size} in {world} process(es): lower "
-                "batch_size"
+                f"need batch_size >= 1 and 0 <= rank < world; got {self.batch_size}, {self.rank} and {self.world}"
             )
-        self.examples, self.batch_size, self.train, self.seed = examples, batch_size, train, seed
-        self.rank, self.world, self.lengths = rank, world, lengths
+        if self.train and self.examples < self.batch_size * self.world:
+            raise ValueError(
+                f"{self.examples} training examples do not fill one batch of {self.batch_size} in {self.world} "
+                "process(es): lower batch_size"
+            )
 
     def __len__(self) -> int:
         """Return the number of batches of this process in an epoch."""
         if self.train:
-            return self.examples // (self.batch_size * self.world)
-        return -(-len(range(self.rank, self.examples, self.world)) // self.batch_size)
+            batches = self.examples // (self.batch_size * self.world)
+        else:
+            batches = -(-len(range(self.rank, self.examples, self.world)) // self.batch_size)
+        return min(batches, self.limit or batches)
 
     def local(self, batch: np.ndarray) -> np.ndarray:
         """Return this process's share of a batch that `batches` returned."""
         return batch[self.rank :: self.world] if self.train else batch
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Return the indices of the examples of every batch: global batches in training, else those of this process."""
+        """Return the indices of the examples of every batch: global batches in training, else those of this process.
+
+        With a limit, each batch is the middle one of its part of the epoch.
+        """
+        every = self._all_batches(epoch)
+        return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))] if self.limit else every
+
+    def _all_batches(self, epoch: int) -> list[np.ndarray]:
         if not self.train:
             order = np.arange(self.rank, self.examples, self.world)
             if self.lengths is not None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 
@@ -25,7 +24,6 @@ from mrconv.tasks import (
     task,
     task_class,
 )
-from mrconv.tasks.batch_plan import BatchPlan
 from mrconv.tasks.progress_callback import Progress, no_progress
 from mrconv.tasks.randaugment import rand_augment
 
@@ -98,25 +96,8 @@ def make_loader(
         loader = ResidentLoader(data, split, batch_size, device=device, **options)
     else:
         loader = data_loader(data, split, batch_size, workers=workers, **options)
-    if limit:
-        loader.plan = SpreadPlan(limit, loader.plan)
+    loader.plan = dataclasses.replace(loader.plan, limit=limit)
     return loader
-
-
-class SpreadPlan(BatchPlan):
-    """A number of batches spread evenly over a plan, so that they represent a split ordered by length or class."""
-
-    def __init__(self, limit: int, plan: BatchPlan) -> None:
-        super().__init__(plan.examples, plan.batch_size, plan.train, plan.seed, plan.rank, plan.world, plan.lengths)
-        self.limit = limit
-
-    def __len__(self) -> int:
-        return min(self.limit, super().__len__())
-
-    def batches(self, epoch: int) -> list[np.ndarray]:
-        """Return the examples of these batches, each from the middle of its part of the plan."""
-        every = super().batches(epoch)
-        return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))]
 
 
 class TaskData(pl.LightningDataModule):
@@ -204,9 +185,8 @@ class TaskData(pl.LightningDataModule):
         length. Otherwise they would have more padding than the batches of training, which takes part in statistics.
         """
         loader = self.loader("train", True, device, rank, world).without_augmentation()
-        loader.plan = SpreadPlan(self.experiment.precise_stats, loader.plan)
-        if self.experiment.masks_padding:
-            loader.plan.lengths = None
+        lengths = None if self.experiment.masks_padding else loader.plan.lengths
+        loader.plan = dataclasses.replace(loader.plan, limit=self.experiment.precise_stats, lengths=lengths)
         loader.set_epoch(epoch)
         return (batch.to(device, non_blocking=True) for batch in loader)
 
