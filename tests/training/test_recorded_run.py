@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import mrconv
 from mrconv.cli import main
-from mrconv.training import recorded_run, result_files
+from mrconv.training import recorded_run, result_files, rundir
 
 from .miniature import listops, train_without_figures
 
@@ -34,6 +34,20 @@ def test_a_record_has_no_checkpoints_and_is_evaluated_as_the_run(finished, tmp_p
     scores = json.loads((record / "metrics.json").read_text())["splits"]
     expected = json.loads((finished / "result.json").read_text())["merged_accuracy"]
     assert {split: each["accuracy"] for split, each in scores.items()} == pytest.approx(expected)
+
+
+def test_a_record_of_a_record_leaves_the_first_as_it_is(finished, tmp_path):
+    first = recorded_run.record(finished, tmp_path / "first")
+    names = sorted(first.iterdir())
+    recorded_run.record(first, tmp_path / "second", bfloat16=True)
+    assert sorted(first.iterdir()) == names
+
+
+def test_a_run_in_training_is_rejected(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(rundir, "LOCK_TIMEOUT", 0)
+    with rundir.run_lock(finished), pytest.raises(ValueError, match=f"another process is training in {finished}"):
+        recorded_run.record(finished, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_record_has_the_metrics_of_other_evaluations(finished, tmp_path):

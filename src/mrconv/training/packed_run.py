@@ -38,7 +38,10 @@ def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -
     if out.exists():
         raise ValueError(f"{out} exists: give a folder that does not")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with rundir.run_lock(run), tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:
+    with (
+        rundir.run_lock(run, reading=True),
+        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft,
+    ):
         checkpoint = latest_valid_checkpoint(run, (LAST, PREVIOUS))
         if checkpoint is None:
             raise ValueError(f"{run} has no checkpoint to resume from")

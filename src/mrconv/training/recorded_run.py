@@ -36,7 +36,7 @@ def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
             raise ValueError(f"{run} has no {path.relative_to(run)}: the run is not finished")
     if target.exists():
         raise ValueError(f"{target} exists: remove it, or give another folder")
-    with rundir.run_lock(run):
+    with rundir.run_lock(run, reading=True):
         result = rundir.read_result(run)
         if result["partial"]:
             raise ValueError(f"{run} has done {result['epochs_done']} of {result['epochs']} epochs: it is not finished")

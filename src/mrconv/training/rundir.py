@@ -48,9 +48,12 @@ def is_rank_zero() -> bool:
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """Lock a run folder against other runs; in a distributed run, rank zero holds the lock for all processes."""
-    if not is_rank_zero():
+def run_lock(folder: Path, reading: bool = False) -> Iterator[None]:
+    """Lock a run folder against other runs; in a distributed run, rank zero holds the lock for all processes.
+
+    A process that only reads the folder leaves no lock file in it: where there is none, nobody trains.
+    """
+    if not is_rank_zero() or (reading and not (folder / LOCK).exists()):
         yield
         return
     with (folder / LOCK).open("a") as file:
