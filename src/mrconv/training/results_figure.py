@@ -75,11 +75,14 @@ def _plot_task(axes: Axes, results: Sequence[Result]) -> None:
             axes.plot(curve.minutes[-1], curve.accuracies[-1], "o", markersize=4, color=style["color"])
             label = "_"  # one line of the legend for all seeds
     papers = filter(None, map(published_for_run, results))
-    for accuracy in {paper.accuracy for paper in papers if paper.accuracy is not None}:
+    accuracies = sorted({paper.accuracy for paper in papers if paper.accuracy is not None})
+    for accuracy in accuracies:
         axes.axhline(accuracy, color="0.45", linestyle="--", linewidth=1.0)
+    if accuracies:  # one label below the lowest line, as lines may be closer than the height of a label
+        label = "paper " + ", ".join(f"{accuracy:.2f}" for accuracy in accuracies)
         place: dict[str, Any] = {"xytext": (3, -3), "textcoords": "offset points", "va": "top"}
         within = axes.get_yaxis_transform()
-        axes.annotate(f"paper {accuracy:.2f}", (0, accuracy), xycoords=within, fontsize=8, color="0.35", **place)
+        axes.annotate(label, (0, accuracies[0]), xycoords=within, fontsize=8, color="0.35", **place)
     axes.set_xlim(left=0)
     axes.set_xlabel("minutes of training" + f", {min(hardware)}" * (len(hardware) == 1))
     axes.set_ylabel("test accuracy, %")
