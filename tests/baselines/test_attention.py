@@ -72,9 +72,22 @@ def test_rotary_scores_depend_on_the_distance_only():
 @torch.no_grad()
 def test_rotary_positions_are_invariant_to_a_shift_of_the_sequence():
     mixer, u = attention(), torch.randn(2, 9, D, dtype=torch.float64)
-    q, k, v = mixer.project(u, 40)
+    q, k, v = mixer.project(u, 40, 1.0)
     y = mixer.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
     assert relative(y, mixer(u)) < 1e-13
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_scores_at_half_the_rate_are_those_of_every_second_sample(bidirectional):
+    mixer, u = attention(bidirectional=bidirectional), torch.randn(2, 9, D, dtype=torch.float64)
+    q, k, _ = mixer.project(u, 0, 0.5)
+    slow = q @ k.mT
+    q, k, _ = mixer.project(torch.randn(2, 18, D, dtype=u.dtype).index_copy(1, torch.arange(0, 18, 2), u), 0, 1.0)
+    assert relative(slow, (q @ k.mT)[..., ::2, ::2]) < 1e-12
+    assert relative(mixer(u, rate=0.5), mixer(u)) > 1e-3
+    if not bidirectional:
+        assert relative(stepped(mixer, u, 0.5)[0], mixer(u, rate=0.5)) < 1e-12
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -128,7 +141,7 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match=r"learned positions end at l_max = 4"):
         Attention(8, 4, positions="learned")(torch.randn(1, 5, 8))
     with pytest.raises(ValueError, match=r"rate=2"):
-        Attention(8, 4)(torch.randn(1, 4, 8), rate=2.0)
+        Attention(8, 4, positions="learned")(torch.randn(1, 4, 8), rate=2.0)
     with pytest.raises(ValueError, match="lengths must lie in"):
         Attention(8, 4)(torch.randn(1, 4, 8), torch.tensor([5]))
     with pytest.raises(ValueError, match="bidirectional=True cannot stream"):

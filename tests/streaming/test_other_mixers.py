@@ -84,7 +84,7 @@ def test_a_state_from_inference_mode_continues_outside_of_it(variant):
         assert relative(again, mixer(u)) < 1e-11
 
 
-@pytest.mark.parametrize("name", ["s4", "s4d", "s5", "liquid-s4"])
+@pytest.mark.parametrize("name", ["s4", "s4d", "s5", "liquid-s4", "attention"])
 def test_continuous_mixers_stream_at_another_rate(name):
     mixer, u = build(name), double(2, 50, 4)
     y, state = mixer.prefill(u[:, :30], rate=0.5)

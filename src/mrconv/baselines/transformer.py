@@ -21,7 +21,9 @@ class Attention(ProjectedMixer):
         d_model: number of channels.
         l_max: number of learned positions; with rotary positions inputs may have any length.
         n_heads: number of attention heads; must divide d_model.
-        positions: "rotary" (rotates q and k by their position), "learned" (adds an embedding to u) or "none".
+        positions: "rotary" (rotates q and k by their position), "learned" (adds an embedding to u) or "none". Rotary
+            positions count samples at the rate of training, so that another rate keeps distances in time; learned
+            positions have one rate only.
         options: bidirectional (attends to all positions instead of the current and earlier ones), device and dtype.
     """
 
@@ -33,7 +35,7 @@ class Attention(ProjectedMixer):
         check_choice("positions", positions, ("rotary", "learned", "none"))
         if d_model % n_heads:
             raise ValueError(f"n_heads must divide d_model = {d_model}; got {n_heads}")
-        self.n_heads, self.positions = n_heads, positions
+        self.n_heads, self.positions, self.continuous = n_heads, positions, positions != "learned"
         self.qkv = nn.Linear(d_model, 3 * d_model, **self.factory)
         self.out = nn.Linear(d_model, d_model, **self.factory)
         self.embedding: nn.Parameter | None = None
@@ -54,7 +56,7 @@ class Attention(ProjectedMixer):
     def mix_padded(self, u: Tensor, lengths: Tensor | None, rate: float) -> Tensor:
         """Attend; padding needs a mask only if a query can attend to later positions."""
         L = u.shape[1]
-        q, k, v = self.project(self.embed_positions(u, slice(L), L), 0)
+        q, k, v = self.project(self.embed_positions(u, slice(L), L), 0, rate)
         mask = None
         if self.bidirectional and lengths is not None:
             mask = key_mask(lengths.to(u.device), L)[:, None, None]
@@ -72,11 +74,11 @@ class Attention(ProjectedMixer):
             )
         return u + self.embedding[positions]
 
-    def project(self, u: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (B, n_heads, L, E) of u (B, L, d_model), whose first position is `start`."""
+    def project(self, u: Tensor, start: int, rate: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (B, n_heads, L, E) of u (B, L, d_model), whose first sample is `start`."""
         q, k, v = self.qkv(u).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         if self.positions == "rotary":
-            q, k = rotate(q, start), rotate(k, start)
+            q, k = rotate(q, start, rate), rotate(k, start, rate)
         return q, k, v
 
     def zero_state(self, batch: int, rate: float) -> MixerState:
@@ -89,7 +91,7 @@ class Attention(ProjectedMixer):
         assert state.cache is not None
         before, new = state.cache.time, state.cache.next_positions(u.shape[1])
         u = self.embed_positions(u, new - 1, 0 if self.embedding is None else int(new.max()))
-        q, k, v = self.project(u, before)  # rotary positions enter as distances only
+        q, k, v = self.project(u, before, state.rate)  # rotary positions enter as distances only
         keys, values, place = state.cache.extend(k, v, new)
         if before == 0:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -99,14 +101,15 @@ class Attention(ProjectedMixer):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
-def rotate(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
+def rotate(x: Tensor, start: int = 0, rate: float = 1.0, base: float = 10_000.0) -> Tensor:
     """Rotate the pairs (x_i, x_{i + E/2}) of position t by t base^(-2i/E), so that q_s . k_t depends on s - t only.
 
-    The first position of x (..., L, E) is `start`; if E is odd the last channel is not rotated.
+    Sample n has position n / rate, and the first of x (..., L, E) is `start`; if E is odd the last channel is not
+    rotated.
     """
     half = x.shape[-1] // 2
     dtype = compute_dtype(x)
-    t = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype)
+    t = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype) / rate
     speed = base ** (-torch.arange(half, device=x.device, dtype=dtype) / max(half, 1))
     angle = t[:, None] * speed
     cos, sin = angle.cos(), angle.sin()
