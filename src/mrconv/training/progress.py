@@ -39,8 +39,9 @@ class EpochProgress(Callback):
         self.refreshed = self.examples_per_second = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Start the clock of the run."""
+        """Start the clocks: a run resumed within an epoch has no start of that epoch."""
         self.started, self.first_step = time.monotonic(), trainer.global_step
+        self.on_train_epoch_start(trainer, module)
         if trainer.is_global_zero and not self.terminal:
             self.lines.start()
 
