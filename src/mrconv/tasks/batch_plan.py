@@ -65,8 +65,8 @@ class BatchPlan:
 
         With a limit, each batch is the middle one of its part of the epoch.
         """
-        every = self._all_batches(epoch)
-        return [every[(2 * i + 1) * len(every) // (2 * len(self))] for i in range(len(self))] if self.limit else every
+        every, n = self._all_batches(epoch), len(self)
+        return [every[(2 * i + 1) * len(every) // (2 * n)] for i in range(n)]
 
     def _all_batches(self, epoch: int) -> list[np.ndarray]:
         if not self.train:
