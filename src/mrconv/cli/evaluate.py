@@ -15,8 +15,8 @@ def add(commands: Any) -> None:
     """Add all parsers."""
     about = "compute the metrics of a run's model, at its sampling rate or another"
     more = (
-        " Writes metrics.json, predictions.csv and, of classes, figures/confusion.png, into the run; with --branches or"
-        " settings that may change the scores, into a folder of it such as evaluate-rate0.5."
+        " Writes metrics.json, predictions.csv and, of classes, figures/confusion.png, into the run; with --branches,"
+        " --recalibrate or settings that may change the scores, into a folder of it such as evaluate-rate0.5."
     )
     parser = commands.add_parser("evaluate", help=about, description=about.capitalize() + "." + more)
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
@@ -25,6 +25,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--branches", action="store_true", help="score the model as trained, with its branches; default: merged"
+    )
+    parser.add_argument(
+        "--recalibrate",
+        action="store_true",
+        help="first average the statistics of every BatchNorm over training examples of this data, at its rate",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the files")
     add_device(parser)
@@ -54,7 +59,9 @@ def evaluate(given: argparse.Namespace) -> None:
     with command_errors():
         device = usable_device(given.device)
         with progress_bar(f"evaluating {given.folder}") as progress:
-            measured = evaluation.measure_run(given.folder, given.settings, not given.branches, device, progress)
+            measured = evaluation.measure_run(
+                given.folder, given.settings, not given.branches, given.recalibrate, device, progress
+            )
         changes = measured.changes
         out = given.out or (given.folder / evaluation_name(changes) if changes else given.folder)
         facts = {"run": str(given.folder), "settings": given.settings, "changes": changes, "merged": measured.merged}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrconv import MRConv, MRConvNeXt, inference, reparameterize
 from mrconv._utils.accuracy import allowed_error, relative_error, rounded_copies
@@ -17,14 +18,16 @@ from mrconv.hub import MERGED, MODEL, Model
 from mrconv.inference import load_model
 from mrconv.kernels import resampled
 from mrconv.mixers import Mixer
+from mrconv.tasks import Batch, Prepared
 from mrconv.tasks.preprocessing import load_preprocessor
-from mrconv.tasks.progress_callback import Progress, no_progress
+from mrconv.tasks.progress_callback import Progress, ProgressCounter, no_progress
 
 from .composition import compose, hydra_overrides
-from .datamodule import prepare
+from .datamodule import TaskData, prepare
 from .experiment import Experiment
 from .loop import ALL, check_options
 from .measurement import Measurement, measure
+from .module import average_statistics
 from .other_data import as_trained, undrawn
 from .plugin_records import check_registered
 from .run_names import UNNAMED, changed_keys
@@ -76,7 +79,7 @@ def evaluate(
     progress: Progress = no_progress,
 ) -> dict[str, float]:
     """Return the score of a run by split; `measure_run` returns all metrics."""
-    measured = measure_run(folder, settings, merged, device, progress)
+    measured = measure_run(folder, settings, merged, device=device, progress=progress)
     return {split: values[measured.data.metric] for split, values in measured.metrics.items()}
 
 
@@ -84,6 +87,7 @@ def measure_run(
     folder: Path,
     settings: Sequence[str] = (),
     merged: bool = True,
+    recalibrate: bool = False,
     device: str | None = None,
     progress: Progress = no_progress,
 ) -> Measurement:
@@ -91,13 +95,15 @@ def measure_run(
 
     At another rate or image size, the kernels are resampled and merged again. A run may have no merged model, which can
     be much larger than the trained one; the trained model is then merged first. All examples of validation and test are
-    scored, unless the settings limit them; of other custom data without given splits, all examples.
+    scored, unless the settings limit them; of other custom data without given splits, all examples. With `recalibrate`,
+    every BatchNorm first averages its statistics over training examples of the evaluated data, at its rate.
     """
     trained = dataclasses.replace(read_run(folder), limit_eval=0)
     experiment = with_settings(trained, settings)
     check_registered(experiment, folder)
     check_options(experiment)
-    changes = _score_changes(trained, experiment) | ({} if merged else {"branches": True})
+    options = {"branches": not merged, "recalibrate": recalibrate}
+    changes = _score_changes(trained, experiment) | {name: True for name, given in options.items() if given}
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     data, preprocessor = prepare(experiment, progress), load_preprocessor(folder / MODEL)
     if not {"val", "test"} & set(data.splits):  # other data, of which all is scored
@@ -108,10 +114,12 @@ def measure_run(
     if preprocessor is not None:
         preprocessor = preprocessor if rate == 1 else preprocessor.at_rate(rate)
         data = as_trained(data, preprocessor, f"the model in {folder}")
-    if rate == 1 and merged and (folder / MERGED).exists():
+    if rate == 1 and merged and not recalibrate and (folder / MERGED).exists():
         model = load_model(folder / MERGED)
     else:
         model = load_model(folder / MODEL)
+        if recalibrate:
+            _recalibrate(model, data, experiment, target, rate, progress)
         if rate != 1 and any(isinstance(m, Mixer) and not isinstance(m, MRConv) for m in model.modules()):
             merged = False  # baselines take the rate with every call
         if merged:
@@ -120,6 +128,32 @@ def measure_run(
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
     measured = measure(model.to(target), data, experiment, target, None if merged else rate, progress)
     return dataclasses.replace(measured, merged=merged, changes=changes)
+
+
+def _recalibrate(
+    model: Model, data: Prepared, experiment: Experiment, device: torch.device, rate: float, progress: Progress
+) -> None:
+    """Average the statistics of every BatchNorm over training examples of `data`, as before a validation."""
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ValueError("the model has no BatchNorm, so there are no statistics to recalibrate")
+    if isinstance(model, MRConvNeXt) and model.image_size != data.image_size:
+        raise ValueError(
+            f"statistics can be recalibrated for images of the training size, {model.image_size}; got {data.image_size}"
+        )
+    train = data.splits["train"]
+    size = min(experiment.batch_size, len(train))
+    count = min(experiment.precise_stats or Experiment.precise_stats, len(train) // size)
+    experiment = dataclasses.replace(experiment, precise_stats=count, batch_size=size)
+    # other data may have no split to score; only training examples are used
+    datamodule = TaskData(experiment, dataclasses.replace(data, splits={"train": train, "test": train}))
+    counter = ProgressCounter(progress, count)
+
+    def batches() -> Iterator[Batch]:
+        for batch in datamodule.statistics_batches(0, device):
+            yield batch
+            counter()
+
+    average_statistics(model.to(device), batches(), None if rate == 1 else rate)
 
 
 def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:

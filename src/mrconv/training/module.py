@@ -66,7 +66,7 @@ def logits(model: nn.Module, batch: Batch, rate: float | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def average_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
+def average_statistics(model: nn.Module, batches: Iterable[Batch], rate: float | None = None) -> None:
     """Set the running statistics of every BatchNorm to their averages over batches, with the present weights.
 
     Running averages of training come from weights that have changed since. Dropout is off, as in inference.
@@ -81,7 +81,7 @@ def average_statistics(model: nn.Module, batches: Iterable[Batch]) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # a plain average
     for batch in batches:
-        logits(model, batch)
+        logits(model, batch, rate)
     model.train(training)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
