@@ -209,9 +209,12 @@ class Branches(nn.Module):
         self.alpha = self.decay = self.norm = None
         return bias
 
-    def reference(self, x: Tensor, mask: Tensor | None, rate: float) -> Tensor:
-        """Compute this direction's output by the paper's algorithm; x (B, C, L) is zero where mask is false."""
-        return branch_sum(x, self.kernels(rate), self.weights, self.norm, mask)
+    def reference(self, x: Tensor, mask: Tensor | None, rate: float, sequences: int | None = None) -> Tensor:
+        """Compute this direction's output by the paper's algorithm; x (B, C, L) is zero where mask is false.
+
+        With `sequences`, batch statistics are those of the first ones.
+        """
+        return branch_sum(x, self.kernels(rate), self.weights, self.norm, mask, sequences)
 
 
 def _mirrored(lags: Lags) -> Lags:

@@ -115,6 +115,7 @@ class BranchOptions:
     eps: float = option(1e-5, "epsilon of the branches' BatchNorms")
     momentum: float | None = option(0.1, "momentum of every BatchNorm")
     sync_stats: bool = option(False, "compute BatchNorm statistics over all processes of torch.distributed")
+    stats_fraction: float = option(1.0, "part of each batch's sequences whose statistics normalise the branches of all")
 
 
 @dataclass(kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from ._utils.checks import (
     check_input,
     check_lengths,
     check_momentum,
+    check_part,
     check_positive,
     check_positive_int,
     check_rate,
@@ -72,6 +74,8 @@ class MRConv(Mixer, CachedIntegerBuffers):
         backend: "reference" (N convolutions and N BatchNorms), "torch" (one convolution), "triton", or "auto".
         eps, momentum: eps and momentum of the branches' BatchNorms; a block uses the momentum for its BatchNorm too.
         sync_stats: compute the statistics over all processes of `torch.distributed`; a block's BatchNorm does so too.
+        stats_fraction: part of the batch's sequences that the statistics come from, the first ones, rounded up; the
+            others are convolved with the kernel that results. Less work than for all (1.0), and noisier statistics.
         rate: sampling rate of the input relative to that of training; continuous kernels only.
         merged: build the layer merged, to load a merged checkpoint.
         seed: seed of the tap positions of sparse kernels; None draws one from torch's generator.
@@ -100,6 +104,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         sync_stats: bool = False,
+        stats_fraction: float = 1.0,
         rate: float = 1.0,
         merged: bool = False,
         seed: int | None = None,
@@ -116,6 +121,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
         check_rate(rate, kernel, continuous)
         check_positive(eps=eps)
         check_momentum(momentum)
+        check_part("stats_fraction", stats_fraction)
         if kernel_size > l_max:
             raise ValueError(f"kernel_size must be at most l_max = {l_max}; got {kernel_size}")
         if d_model % groups:
@@ -127,7 +133,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
 
         self.kernel, self.kernel_size, self.continuous = kernel, kernel_size, continuous
         self.combine, self.norm, self.heads, self.groups = combine, norm, heads, groups
-        self.backend, self.sync_stats = backend, sync_stats
+        self.backend, self.sync_stats, self.stats_fraction = backend, sync_stats, float(stats_fraction)
         self.rate, self.merged, self._warned = float(rate), False, False
         self._selected: tuple[Any, Any, ops.Selection] | None = None
         if seed is None:
@@ -141,6 +147,7 @@ class MRConv(Mixer, CachedIntegerBuffers):
             Branches(channels, l_max, options, anticausal=direction == 1, seed=seed + direction, **factory)
             for direction in range(self.n_directions)
         )
+        self._check_stats_fraction()
         self.D: nn.Parameter | None = nn.Parameter(torch.empty(heads * d_model, **factory))
         nn.init.normal_(self.D)
         self.register_parameter("weight", None)  # `reparameterize` sets these
@@ -148,6 +155,17 @@ class MRConv(Mixer, CachedIntegerBuffers):
         self.register_buffer("lags", None)
         if merged:
             self.reparameterize()
+
+    def _check_stats_fraction(self) -> None:
+        if self.stats_fraction == 1:
+            return
+        if self.norm != "batch":
+            raise ValueError(f"stats_fraction={self.stats_fraction:g} needs norm='batch'; got norm={self.norm!r}")
+        if any(direction.kernel.constant for direction in self.directions):
+            raise ValueError(
+                f"stats_fraction={self.stats_fraction:g} needs kernels of several parameters: BatchNorm cancels the "
+                f"scale of a constant one, kernel={self.kernel!r} with kernel_size=1, and rounding would move it"
+            )
 
     @property
     def resolutions(self) -> int:
@@ -502,12 +520,15 @@ class MRConv(Mixer, CachedIntegerBuffers):
         """Compute the branches by the paper's algorithm."""
         mask = None if lengths is None else valid_mask(lengths, x.transpose(1, 2))[..., 0]
         wide = x.to(compute_dtype(x))
-        total = torch.stack([direction.reference(wide, mask, rate) for direction in self.directions]).sum(0)
+        some = self._counted(len(x))
+        total = torch.stack([direction.reference(wide, mask, rate, some) for direction in self.directions]).sum(0)
         return total.to(x.dtype)
 
     def _select_branch_sum(self, x: Tensor, rate: float) -> ops.Selection:
         each = [direction.shapes(rate) for direction in self.directions]
         shapes = [shape for direction in each for shape in direction]
+        if self.stats_fraction < 1:  # the convolution of the other sequences needs kernels, not modes
+            shapes = [ops.BranchShape(shape.lags, shape.values) for shape in shapes]
         if torch.compiler.is_compiling():
             return ops.select_branch_sum(x, shapes, self._backend)
         key = x.dtype, x.device, self.backend
@@ -539,9 +560,18 @@ class MRConv(Mixer, CachedIntegerBuffers):
         skip = self.D if self.groups == 1 else None
         normalization = ops.Normalization(weights, skip, lengths, norms[0].eps, sync)
         selection = self._select_branch_sum(x, rate)
-        y, mean, var, count = ops.branch_sum(x, self._branch_kernels(selection, rate), normalization, selection)
-        update_running_statistics(norms, mean, var, count)
+        kernels, some = self._branch_kernels(selection, rate), self._counted(len(x))
+        if some is None:
+            y, *statistics = ops.branch_sum(x, kernels, normalization, selection)
+        else:
+            y, *statistics = ops.subsampled_branch_sum(x, kernels, normalization, some, selection, self._backend)
+        update_running_statistics(norms, *statistics)
         return y
+
+    def _counted(self, sequences: int) -> int | None:
+        """Return the number of sequences that batch statistics come from, of so many with groups; None for all."""
+        some = self.groups * math.ceil(self.stats_fraction * sequences / self.groups)
+        return some if some < sequences else None
 
     def _branch_kernels(self, selection: ops.Selection, rate: float) -> ops.Kernels:
         """Return the kernels of all directions in the form that this algorithm takes with the fewest launches."""

@@ -202,11 +202,11 @@ def learned(*shape):
     return torch.randn(*shape, requires_grad=True)
 
 
-def branch_sum_tensors(kernels, branches):
-    """Return u, the kernels, weights of two directions, skip, lengths, eps and sync of a branch sum."""
+def branch_sum_tensors(kernels, branches, factors=False):
+    """Return u, the kernels, weights of two directions, skip, lengths, eps, sync and factors of a branch sum."""
     lengths = torch.tensor([9, 4])
     weights = (x for n in (1, branches - 1) for x in (learned(n, 3), learned(3 * n), learned(3 * n)))
-    return learned(2, 3, 9), kernels, *weights, learned(3), lengths, 1e-5, False
+    return learned(2, 3, 9), kernels, *weights, learned(3), lengths, 1e-5, False, factors
 
 
 def synthesis_arguments(device, triton):
@@ -220,7 +220,7 @@ def synthesis_arguments(device, triton):
 OPCHECKS = {
     "fft_conv": lambda: (learned(2, 3, 9), learned(3, 5), learned(3), None, torch.tensor([9, 4]), 2, True, False),
     "tap_conv": lambda: (learned(2, 3, 9), learned(3, 2), learned(3), [0, -4], True, False),
-    "branch_sum_spectral": lambda: (*branch_sum_tensors(learned(3, 9), 3), [2, 4, 3], 2, False),
+    "branch_sum_spectral": lambda: (*branch_sum_tensors(learned(3, 9), 3, True), [2, 4, 3], 2, False),
     "branch_sum_taps": lambda: (*branch_sum_tensors(learned(3, 3), 2), [0, 1, -4], [1, 2], False),
     "synthesize": lambda: synthesis_arguments("cpu", False),
 }

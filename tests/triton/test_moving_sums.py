@@ -251,7 +251,7 @@ def test_ops_are_registered_correctly():
     coefficients = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True)
     skip = torch.randn(3, device=DEVICE, requires_grad=True)
     beta = torch.randn(6, device=DEVICE, requires_grad=True)
-    weights = (weight, None, beta, None, None, None, skip, None, 1e-5, False)
+    weights = (weight, None, beta, None, None, None, skip, None, 1e-5, False, False)
     for name, kernels, layout in (
         ("moving_sum", heights, ([1.0, 2.0], [1, 2])),
         ("moving_modes", coefficients, ([4, 7], [4, 8], [])),

@@ -120,6 +120,12 @@ def check_fraction(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a number in [0, 1); got {value!r}")
 
 
+def check_part(name: str, value: float) -> None:
+    """Raise ValueError for a number outside of (0, 1]."""
+    if not isinstance(value, Real) or not 0 < value <= 1:
+        raise ValueError(f"{name} must be a number in (0, 1]; got {value!r}")
+
+
 def check_momentum(momentum: float | None) -> None:
     """Raise ValueError for anything but a number in [0, 1] or None."""
     if momentum is not None and not (isinstance(momentum, Real) and 0 <= momentum <= 1):

@@ -2,10 +2,22 @@
 
 from ._common import Lags, Taps, compute_dtype, constants, triton_unavailable
 from .branch_sum.normalization import BranchWeights
-from .branch_sum.op import BranchSum, ConstantKernels, Kernels, ModeKernels, Normalization, PackedKernels, branch_sum
+from .branch_sum.op import (
+    BranchFactors,
+    BranchSum,
+    ConstantKernels,
+    Kernels,
+    ModeKernels,
+    Normalization,
+    PackedKernels,
+    branch_sum,
+    branch_sum_with_factors,
+    select_for,
+)
 from .branch_sum.reference import branch_sum_reference
 from .branch_sum.running_statistics import RunningStatistics, update_running_statistics
 from .branch_sum.statistics import mean_and_variance
+from .branch_sum.subsampled import subsampled_branch_sum
 from .conv import conv, conv_reference
 from .fft_conv.op import fft_conv, kernel_spectrum
 from .fft_conv.reference import fft_conv_reference
@@ -24,6 +36,7 @@ from .toeplitz_conv.op import toeplitz_conv
 
 __all__ = [
     "Algorithm",
+    "BranchFactors",
     "BranchShape",
     "BranchSum",
     "BranchWeights",
@@ -40,6 +53,7 @@ __all__ = [
     "around_zero",
     "branch_sum",
     "branch_sum_reference",
+    "branch_sum_with_factors",
     "compute_dtype",
     "constants",
     "conv",
@@ -58,6 +72,8 @@ __all__ = [
     "moving_sum_conv_reference",
     "select_branch_sum",
     "select_conv",
+    "select_for",
+    "subsampled_branch_sum",
     "synthesize",
     "synthesize_packed",
     "synthesize_reference",

@@ -110,7 +110,7 @@ def _cheapest(u: Tensor, triton: bool, candidates: Sequence[Algorithm], problem:
     return Selection(best, triton, costs)
 
 
-def _bounds(lags: Lags) -> tuple[int, int]:
+def bounds(lags: Lags) -> tuple[int, int]:
     """Return the lowest and the highest lag; `min` would iterate over a range."""
     ends = (lags[0], lags[-1]) if isinstance(lags, range) else lags
     return min(ends), max(ends)
@@ -124,7 +124,7 @@ def select_conv(u: Tensor, lags: Lags, backend: str = "auto", *, constant: bool 
     if isinstance(lags, range) and not lags:
         raise ValueError("a dense kernel needs at least one lag; got an empty range")
     triton = use_triton(u, backend)
-    lowest, highest = _bounds(lags) if lags else (0, 0)
+    lowest, highest = bounds(lags) if lags else (0, 0)
     reach = 1 + highest - lowest
     candidates = [Algorithm.FFT] if lags else []
     if triton and u.dtype in TOEPLITZ_DTYPES and lags:
@@ -148,7 +148,7 @@ def select_branch_sum(u: Tensor, branches: Sequence[BranchShape], backend: str =
     """
     triton = use_triton(u, backend)
     lags = [branch.lags for branch in branches if branch.lags]
-    lowest, highest = zip(*map(_bounds, lags), strict=True) if lags else ((), ())
+    lowest, highest = zip(*map(bounds, lags), strict=True) if lags else ((), ())
     anticausal = [low < 0 for low in lowest]
     candidates = []
     if not any(isinstance(each, range) for each in lags):

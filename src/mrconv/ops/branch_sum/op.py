@@ -105,8 +105,24 @@ def branch_sum(
     or, descending, at lag -1, anticausal ones last; scattered taps may be at any lags. `selection` defaults to
     the result of `select_branch_sum` for these kernels.
     """
-    if selection is None:
-        selection = _select(u, kernels, backend)
+    return branch_sum_with_factors(u, kernels, normalization, selection or select_for(u, kernels, backend), False)[0]
+
+
+class BranchFactors(NamedTuple):
+    """The factors with which y = sum_b scale_b c_b + bias + skip u: scale (N, C) and bias (C,), with gradients."""
+
+    scale: Tensor
+    bias: Tensor
+
+
+def branch_sum_with_factors(
+    u: Tensor, kernels: Kernels, normalization: Normalization, selection: Selection, factors: bool = True
+) -> tuple[BranchSum, BranchFactors]:
+    """Return the result of `branch_sum` and, if `factors`, the factors that its statistics give the branches.
+
+    Other sequences can be normalised with the factors: their gradients contribute to those of u and the kernels through
+    the statistics. MOVING_SUM has the factors of its moving sums instead.
+    """
     algorithm, triton = selection.algorithm, selection.triton
     if algorithm not in _OPS:
         raise ValueError(f"branch_sum has no algorithm {algorithm!r}; it has {', '.join(_OPS)}")
@@ -119,11 +135,14 @@ def branch_sum(
     weights = (*(x for direction in n.directions for x in direction), None, None, None)[:6]
     reject_forward_mode(u, packed, *weights, n.skip)
     skip, lengths = contiguous(n.skip, n.lengths)
-    y, mean, var, count, _ = _OPS[algorithm](u, packed, *weights, skip, lengths, n.eps, n.sync, *layout)
-    return BranchSum(y, mean, var, count)
+    y, mean, var, count, _, *other = _OPS[algorithm](
+        u, packed, *weights, skip, lengths, n.eps, n.sync, factors, *layout
+    )
+    return BranchSum(y, mean, var, count), BranchFactors(*other)
 
 
-def _select(u: Tensor, kernels: Kernels, backend: str) -> Selection:
+def select_for(u: Tensor, kernels: Kernels, backend: str) -> Selection:
+    """Return how `branch_sum` runs with these kernels."""
     if isinstance(kernels, ModeKernels):
         return Selection(Algorithm.MOVING_MODES, use_triton(u, "triton"))
     if isinstance(kernels, ConstantKernels):
@@ -230,9 +249,9 @@ def _agreed(parts: Tensor, dtype: torch.dtype, triton: bool, sync: bool) -> tupl
 
 
 def _forward(algorithm, triton, u, kernels, *rest):  # type: ignore[no-untyped-def]
-    """Compute y, mean, var, count and the tensor that the algorithm saves."""
-    *weights, skip, lengths, eps, sync = rest[:10]
-    computation: Computation = algorithm(u, kernels, lengths, *rest[10:])
+    """Compute y, mean, var, count, the tensor that the algorithm saves, and the factors; empty if not wanted."""
+    *weights, skip, lengths, eps, sync, wanted = rest[:11]
+    computation: Computation = algorithm(u, kernels, lengths, *rest[11:])
     parts, saved = computation.moments()
     arguments = _directions(*weights), computation.heights, eps
     dtype = compute_dtype(u, kernels)
@@ -247,14 +266,22 @@ def _forward(algorithm, triton, u, kernels, *rest):  # type: ignore[no-untyped-d
     y = computation.output(factors.scale, skip, factors.shift)
     saved = saved if factors.means is None else factors.means
     statistics = (x.to(dtype) for x in factors.statistics)
-    return y, *statistics, u.new_empty(0, dtype=dtype) if saved is None else saved.to(dtype)
+    both = (factors.scale.to(dtype), factors.shift.sum(0).to(dtype)) if wanted else (u.new_empty(0), u.new_empty(0))
+    return y, *statistics, u.new_empty(0, dtype=dtype) if saved is None else saved.to(dtype), *both
 
 
-def _backward(algorithm, triton, grad, u, kernels, *rest):  # type: ignore[no-untyped-def]
-    """Compute the gradients of u, kernels, weights and skip; empty for missing ones."""
-    *weights, skip, lengths, mean, var, count, saved, eps, sync = rest[:14]
-    computation: Computation = algorithm(u, kernels, lengths, *rest[14:])
-    parts, dtype = _agreed(computation.products(grad), compute_dtype(u, kernels), triton, sync)
+def _backward(algorithm, triton, grad, dscale, dbias, u, kernels, *rest):  # type: ignore[no-untyped-def]
+    """Compute the gradients of u, kernels, weights and skip; empty for missing ones.
+
+    The gradients of the factors are sums of g c_b and of g over other sequences: one more partial sum.
+    """
+    *weights, skip, lengths, mean, var, count, saved, eps, sync, _ = rest[:15]
+    computation: Computation = algorithm(u, kernels, lengths, *rest[15:])
+    parts = computation.products(grad)
+    if dscale is not None:
+        others = torch.cat([dscale, dbias[None], torch.zeros_like(dbias)[None]])
+        parts = torch.cat([parts, others[None].to(parts.dtype)])
+    parts, dtype = _agreed(parts, compute_dtype(u, kernels), triton, sync)
     statistics = BatchStatistics(mean, var, count)
     arguments = parts, statistics, _directions(*weights), skip, computation.heights, saved, eps
     if triton and not sync:
@@ -278,42 +305,53 @@ def _register(
     saved_shape: Callable[..., tuple[int, ...]] = lambda u, kernels, N, *layout: (0,),
     triton: Callable[..., bool] = lambda *layout: True,
 ) -> EagerOp:
-    """Register an algorithm as op(tensors, eps, sync, *layout) -> y, mean, var, count, saved, with its backward.
+    """Register an algorithm as op(tensors, eps, sync, factors, *layout), with its backward.
+
+    It returns y, mean, var, count, saved, scale and bias; the last two are empty without `factors`.
 
     `layout` is the schema of the arguments that describe the kernels. `load` returns the class; it imports Triton only
     when the op runs. `saved_shape` is a function of u, the kernels, N and the layout, `triton` of the layout.
     """
-    options = f"float eps, bool sync, {layout}"
+    options = f"float eps, bool sync, bool factors, {layout}"
     forward = EagerOp(
         f"branch_sum_{name}",
-        lambda *arguments: _forward(load(), triton(*arguments[_INPUTS + 2 :]), *arguments),
-        schema=f"({_TENSORS}, {options}) -> {_returns(5)}",
+        lambda *arguments: _forward(load(), triton(*arguments[_INPUTS + 3 :]), *arguments),
+        schema=f"({_TENSORS}, {options}) -> {_returns(7)}",
     )
     backward = EagerOp(
         f"branch_sum_{name}_backward",
-        lambda *arguments: _backward(load(), triton(*arguments[_INPUTS + 7 :]), *arguments),
-        schema=f"(Tensor grad, {_TENSORS}, {_STATISTICS}, {options}) -> {_returns(9)}",
+        lambda *arguments: _backward(load(), triton(*arguments[_INPUTS + 10 :]), *arguments),
+        schema=f"(Tensor grad, Tensor? dscale, Tensor? dbias, {_TENSORS}, {_STATISTICS}, {options}) -> {_returns(9)}",
     )
 
     @forward.register_fake
-    def _(u, kernels, alpha, gamma, beta, alpha2, gamma2, beta2, skip, lengths, eps, sync, *layout):  # type: ignore[no-untyped-def]
+    def _(u, kernels, alpha, gamma, beta, alpha2, gamma2, beta2, skip, lengths, eps, sync, factors, *layout):  # type: ignore[no-untyped-def]
         N, C = alpha.shape[0] + (0 if alpha2 is None else alpha2.shape[0]), alpha.shape[1]
-        shapes = (N, C), (N, C), (), saved_shape(u, kernels, N, *layout)
-        return torch.empty_like(u), *(u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes)
+        shapes = [(N, C), (N, C), (), saved_shape(u, kernels, N, *layout)]
+        tensors = [u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes]
+        both = [tensors[0].new_empty(N, C), tensors[0].new_empty(C)] if factors else [u.new_empty(0), u.new_empty(0)]
+        return torch.empty_like(u), *tensors, *both
 
     @backward.register_fake
-    def _(grad, u, kernels, *rest):  # type: ignore[no-untyped-def]
+    def _(grad, dscale, dbias, u, kernels, *rest):  # type: ignore[no-untyped-def]
         others = (u.new_empty(0) if x is None else empty_contiguous(x)[0] for x in rest[:7])
         return torch.empty_like(u), *empty_contiguous(kernels), *others
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.options = inputs[_INPUTS:]
-        ctx.save_for_backward(*inputs[:_INPUTS], *output[1:])
-        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:_INPUTS], *output[1:5])
+        ctx.mark_non_differentiable(*(output[1:5] if inputs[_INPUTS + 2] else output[1:]))
         ctx.set_materialize_grads(False)  # else autograd fills the statistics' gradients with zeros
 
-    def vjp(ctx: Any, grad: Any, *_: Any) -> Any:
-        grads = [] if grad is None else backward(grad, *ctx.saved_tensors, *ctx.options)
+    def vjp(ctx: Any, grad: Any, *others: Any) -> Any:
+        u, (dscale, dbias), grads = ctx.saved_tensors[0], others[-2:], []
+        if dscale is not None or dbias is not None:
+            mean = ctx.saved_tensors[_INPUTS]
+            grad = torch.zeros_like(u) if grad is None else grad
+            dscale = torch.zeros_like(mean) if dscale is None else dscale
+            dbias = mean.new_zeros(mean.shape[1]) if dbias is None else dbias
+        if grad is not None:
+            grads = backward(grad, dscale, dbias, *ctx.saved_tensors, *ctx.options)
         needed = (g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False))
         return *needed, *([None] * (_INPUTS + len(ctx.options) - len(grads)))
 

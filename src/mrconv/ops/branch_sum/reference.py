@@ -12,16 +12,24 @@ from ..conv import conv_reference
 from .op import BranchSum, Normalization
 
 
-def branch_sum_reference(u: Tensor, kernels: Sequence[Taps], normalization: Normalization) -> BranchSum:
-    """Compute `branch_sum` from the outputs of all branches, by plain differentiable torch; `sync` is ignored."""
+def branch_sum_reference(
+    u: Tensor, kernels: Sequence[Taps], normalization: Normalization, sequences: int | None = None
+) -> BranchSum:
+    """Compute `branch_sum` from the outputs of all branches, by plain differentiable torch; `sync` is ignored.
+
+    With `sequences` it computes `subsampled_branch_sum`.
+    """
     n = normalization
     c = torch.stack([conv_reference(u, *kernel) for kernel in kernels])  # (N, B, C, L)
     ends = torch.full(u.shape[:1], u.shape[2], device=u.device) if n.lengths is None else n.lengths
     mask = (torch.arange(u.shape[2], device=u.device) < ends[:, None])[:, None].to(u.dtype)
-    count = mask.sum()
-    mean = (c * mask).sum((1, 3)) / count
+    counted = mask.clone()
+    if sequences is not None:
+        counted[sequences:] = 0
+    count = counted.sum()
+    mean = (c * counted).sum((1, 3)) / count
     centred = c - mean[:, None, :, None]
-    var = (centred.square() * mask).sum((1, 3)) / count
+    var = (centred.square() * counted).sum((1, 3)) / count
     alpha = torch.cat([direction.alpha for direction in n.directions])
     gamma, beta = (
         torch.cat([default(d.alpha) if (x := d[i]) is None else x.view_as(d.alpha) for d in n.directions])
