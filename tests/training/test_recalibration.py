@@ -74,6 +74,20 @@ def test_the_model_keeps_its_statistics_and_the_scores_have_their_own_folder(run
     assert (run / "model" / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.parametrize("rate", [None, 0.5])
+def test_a_merged_model_with_new_statistics_is_saved(run, rate, capsys):
+    options = [] if rate is None else ["--rate", str(rate)]
+    assert main(["reparameterize", str(run), "--recalibrate", *options]) == 0
+    name = "merged-recalibrated" if rate is None else f"merged-{rate}-recalibrated"
+    assert capsys.readouterr().out.splitlines()[-1] == str(run / name)
+    measured = measure_run(run, [] if rate is None else [f"rate={rate}"], recalibrate=True)
+    predictor = mrconv.load(run / name)
+    found = [predictor.predict(X[i][:: 1 if rate is None else 2]) for i in examples(measured, "test")]
+    expected = probabilities(measured, "test")
+    torch.testing.assert_close(torch.tensor([p.probabilities["1"] for p in found]), expected, rtol=1e-4, atol=1e-5)
+    assert "accuracy" not in predictor.model.results
+
+
 def test_other_data_may_have_fewer_examples_than_a_batch_and_no_splits(run, tmp_path):
     np.savez(tmp_path / "few.npz", x=X[:5], y=np.array([0, 1, 0, 1, 1]))
     few = [f"data={tmp_path / 'few.npz'}"]

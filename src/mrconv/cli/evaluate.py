@@ -45,7 +45,13 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("reparameterize", help=about, description=about.capitalize() + ".")
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--rate", type=float, help="sampling rate to merge at, relative to that of training")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: RUN/merged, at a rate RUN/merged-RATE")
+    parser.add_argument(
+        "--recalibrate",
+        action="store_true",
+        help="first average the statistics of every BatchNorm over training examples of the run, at this rate",
+    )
+    what = "default: RUN/merged, at a rate RUN/merged-RATE, recalibrated RUN/merged-recalibrated, ..."
+    parser.add_argument("--out", type=Path, metavar="DIR", help=what)
     add_plugins(parser)
     parser.set_defaults(run=reparameterize)
 
@@ -87,7 +93,7 @@ def reparameterize(given: argparse.Namespace) -> None:
     with optional_imports("`mrconv reparameterize`", "train"):
         from mrconv.training import evaluation
 
-    with command_errors():
-        out, error, sizes = evaluation.merge(given.folder, given.rate, given.out)
+    with command_errors(), progress_bar(f"merging {given.folder}") as progress:
+        out, error, sizes = evaluation.merge(given.folder, given.rate, given.out, given.recalibrate, progress)
     print(f"{sizes[0]:,} parameters -> {sizes[1]:,}; largest difference of the logits, relative: {error:.1e}")
     print(out)

@@ -105,15 +105,8 @@ def measure_run(
     options = {"branches": not merged, "recalibrate": recalibrate}
     changes = _score_changes(trained, experiment) | {name: True for name, given in options.items() if given}
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    data, preprocessor = prepare(experiment, progress), load_preprocessor(folder / MODEL)
-    if not {"val", "test"} & set(data.splits):  # other data, of which all is scored
-        data = dataclasses.replace(
-            data, splits={**data.splits, ALL: dataclasses.replace(data.splits["train"], name=ALL)}
-        )
     rate = experiment.rate / trained.rate
-    if preprocessor is not None:
-        preprocessor = preprocessor if rate == 1 else preprocessor.at_rate(rate)
-        data = as_trained(data, preprocessor, f"the model in {folder}")
+    data = _prepare_as_trained(folder, experiment, rate, progress)
     if rate == 1 and merged and not recalibrate and (folder / MERGED).exists():
         model = load_model(folder / MERGED)
     else:
@@ -128,6 +121,18 @@ def measure_run(
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
     measured = measure(model.to(target), data, experiment, target, None if merged else rate, progress)
     return dataclasses.replace(measured, merged=merged, changes=changes)
+
+
+def _prepare_as_trained(folder: Path, experiment: Experiment, rate: float, progress: Progress) -> Prepared:
+    """Return an experiment's data as the model of a run takes it at a rate; a split ALL if there is none to score."""
+    data, preprocessor = prepare(experiment, progress), load_preprocessor(folder / MODEL)
+    if not {"val", "test"} & set(data.splits):  # other data, of which all is scored
+        data = dataclasses.replace(
+            data, splits={**data.splits, ALL: dataclasses.replace(data.splits["train"], name=ALL)}
+        )
+    if preprocessor is None:
+        return data
+    return as_trained(data, preprocessor if rate == 1 else preprocessor.at_rate(rate), f"the model in {folder}")
 
 
 def _recalibrate(
@@ -156,29 +161,43 @@ def _recalibrate(
     average_statistics(model.to(device), batches(), None if rate == 1 else rate)
 
 
-def merge(folder: Path, rate: float | None = None, out: Path | None = None) -> tuple[Path, float, tuple[int, int]]:
+def merge(
+    folder: Path,
+    rate: float | None = None,
+    out: Path | None = None,
+    recalibrate: bool = False,
+    progress: Progress = no_progress,
+) -> tuple[Path, float, tuple[int, int]]:
     """Merge a run's model, compare it with its branches on random inputs and save it.
+
+    With `recalibrate`, every BatchNorm first averages its statistics over training examples of the run, at the rate.
 
     Returns:
         The folder, the largest relative difference of the logits, and the parameters before and after.
     """
-    read_run(folder)  # raises if it is not a run
+    trained = read_run(folder)  # raises if it is not a run
     rate = None if rate == 1 else rate
-    model, merged = load_model(folder / MODEL).eval(), load_model(folder / MODEL)
+    model = load_model(folder / MODEL)
     if rate is not None and isinstance(model, MRConvNeXt):
         raise ValueError("images have no sampling rate: for images of another size use model.resized(image_size)")
-    reparameterize(merged, rate)
-    for layer in model.modules():
+    if recalibrate:
+        experiment = dataclasses.replace(trained, rate=trained.rate * (rate or 1))
+        check_registered(experiment, folder)
+        data = _prepare_as_trained(folder, experiment, rate or 1, progress)
+        _recalibrate(model, data, experiment, torch.device("cpu"), rate or 1, progress)
+    merged = reparameterize(copy.deepcopy(model), rate)
+    for layer in model.eval().modules():
         if isinstance(layer, MRConv):
             layer.backend = "reference"  # N convolutions and N BatchNorms
     error, allowed = merging_error(model, merged, rate)
     if not error < allowed:
         raise ValueError(f"{folder}: the logits of the merged model differ by {error:.1e}, relative; nothing was saved")
-    out = out or folder / (MERGED if rate is None else f"{MERGED}-{rate:g}")
+    name = MERGED + ("" if rate is None else f"-{rate:g}") + ("-recalibrated" if recalibrate else "")
+    out = out or folder / name
     preprocessor = load_preprocessor(folder / MODEL)
-    if rate is not None:
+    if rate is not None or recalibrate:
         for metric in SCORES:
-            merged.results.pop(metric, None)  # the score at the rate of training
+            merged.results.pop(metric, None)  # the score at the rate of training, with its statistics
     if preprocessor is not None and rate is not None:
         preprocessor = preprocessor.at_rate(rate)
     inference.save(merged, out, preprocessor)
