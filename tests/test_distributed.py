@@ -15,11 +15,10 @@ from .processes import run_processes
 SPLIT = 3  # 3 sequences for the first process, 2 for the second
 
 
-def make(kind):
+def make(kind, **options):
     torch.manual_seed(0)
-    return randomise(
-        MRConv(4, 50, kernel=kind, kernel_size=2, bidirectional=True, sync_stats=True, seed=1, dtype=torch.float64)
-    )
+    options |= {"kernel_size": 2, "bidirectional": True, "sync_stats": True, "seed": 1, "dtype": torch.float64}
+    return randomise(MRConv(4, 50, kernel=kind, **options))
 
 
 def make_model():
@@ -45,12 +44,22 @@ def cases():
     yield "model", make_model(), LENGTHS
     yield "fourier, empty", make("fourier"), EMPTY
     yield "model, empty", make_model(), EMPTY
+    yield "first sequence of each process", make("fourier", stats_fraction=0.3), LENGTHS
 
 
 def run(module, u, lengths):
     y = module(u, lengths=lengths)
     (y * torch.linspace(-1, 2, y[0].numel(), dtype=y.dtype).view_as(y[0])).square().sum().backward()
     return y.detach(), [p.grad for p in module.parameters()], list(module.buffers())
+
+
+def run_whole(module, u, lengths):
+    """Run the concatenated batch; those sequences are first that give each process its statistics."""
+    order = torch.arange(5)
+    if getattr(module, "stats_fraction", 1) < 1:
+        module.stats_fraction, order = 0.4, torch.tensor([0, SPLIT, 1, 2, 4])
+    y, grads, buffers = run(module, u[order], lengths[order])
+    return y[order.argsort()], grads, buffers
 
 
 def worker(rank, path, results):
@@ -75,7 +84,7 @@ def test_two_processes_equal_one_on_the_concatenated_batch(tmp_path):
     run_processes(worker, tmp_path / "rendezvous", tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for name, module, lengths in cases():
-        y, grads, buffers = run(module, *data(lengths))
+        y, grads, buffers = run_whole(module, *data(lengths))
         assert torch.allclose(torch.cat([first[name][0], second[name][0]]), y, rtol=1e-9, atol=1e-11)
         largest = max(g.norm() for g in grads)
         for a, b, expected in zip(first[name][1], second[name][1], grads, strict=True):

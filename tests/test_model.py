@@ -86,6 +86,7 @@ def test_models_accept_every_keyword_of_the_layer(model_class):
         "eps": 1e-3,
         "momentum": None,
         "sync_stats": False,
+        "stats_fraction": 1.0,
         "rate": 0.5,
         "merged": False,
         "seed": 4,

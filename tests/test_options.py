@@ -26,10 +26,11 @@ CHANGED = {
     "eps": 1e-2,
     "momentum": 0.03,
     "sync_stats": True,
+    "stats_fraction": 0.5,
     "heads": 2,
     "groups": 2,
 }
-NEEDS = {"decay": {"combine": "concat"}}  # options that another one enables
+NEEDS = {"decay": {"combine": "concat"}, "stats_fraction": {"kernel": "dilated"}}  # options that another one enables
 FIELDS = [field.name for field in dataclasses.fields(LayerOptions)]
 
 

@@ -17,8 +17,11 @@ TOLERANCE = 5e-3 if DEVICE == "cuda" else 2e-2  # the interpreter truncates
 TOEPLITZ = Selection(Algorithm.TOEPLITZ, True)
 
 
-def both(sizes, causal, lengths, mask):
-    """Return `branch_sum` and its reference as functions of u, weight, the kernels, and optionally skip and beta."""
+def both(sizes, causal, lengths, mask, sequences=None):
+    """Return `branch_sum` and its reference as functions of u, weight, the kernels, and optionally skip and beta.
+
+    With `sequences`, statistics are those of so many sequences.
+    """
     lags = [range(size) if i < causal else range(-1, -1 - size, -1) for i, size in enumerate(sizes)]
 
     def run(f, *selection):
@@ -31,7 +34,9 @@ def both(sizes, causal, lengths, mask):
 
         return call
 
-    return run(ops.branch_sum, TOEPLITZ), run(ops.branch_sum_reference)
+    if sequences is None:
+        return run(ops.branch_sum, TOEPLITZ), run(ops.branch_sum_reference)
+    return run(ops.subsampled_branch_sum, sequences, TOEPLITZ, "triton"), run(ops.branch_sum_reference, sequences)
 
 
 def problem(B, C, L, sizes, masked=False, skip=True, order=channels_last):
@@ -44,8 +49,8 @@ def problem(B, C, L, sizes, masked=False, skip=True, order=channels_last):
     return u, lengths, mask[:, None], [x.double() for x in others]
 
 
-def assert_same(u, lengths, mask, others, sizes, causal):
-    fast, reference = both(sizes, causal, lengths, mask)
+def assert_same(u, lengths, mask, others, sizes, causal, sequences=None):
+    fast, reference = both(sizes, causal, lengths, mask, sequences)
     x, rest = channels_like(u), [x.to(DEVICE).float() for x in others]
     y, grads = gradients(lambda *a: fast(*a)[0] * mask.to(DEVICE), x, *rest)
     expected, expected_grads = gradients(lambda *a: reference(*a)[0] * mask, u, *others)

@@ -266,8 +266,8 @@ def _forward(algorithm, triton, u, kernels, *rest):  # type: ignore[no-untyped-d
     y = computation.output(factors.scale, skip, factors.shift)
     saved = saved if factors.means is None else factors.means
     statistics = (x.to(dtype) for x in factors.statistics)
-    both = (factors.scale.to(dtype), factors.shift.sum(0).to(dtype)) if wanted else (u.new_empty(0), u.new_empty(0))
-    return y, *statistics, u.new_empty(0, dtype=dtype) if saved is None else saved.to(dtype), *both
+    others = (saved, factors.scale, factors.shift.sum(0)) if wanted else (saved, None, None)
+    return y, *statistics, *(u.new_empty(0, dtype=dtype) if x is None else x.to(dtype) for x in others)
 
 
 def _backward(algorithm, triton, grad, dscale, dbias, u, kernels, *rest):  # type: ignore[no-untyped-def]
@@ -305,14 +305,14 @@ def _register(
     saved_shape: Callable[..., tuple[int, ...]] = lambda u, kernels, N, *layout: (0,),
     triton: Callable[..., bool] = lambda *layout: True,
 ) -> EagerOp:
-    """Register an algorithm as op(tensors, eps, sync, factors, *layout), with its backward.
+    """Register an algorithm as op(tensors, eps, sync, with_factors, *layout), with its backward.
 
-    It returns y, mean, var, count, saved, scale and bias; the last two are empty without `factors`.
+    It returns y, mean, var, count, saved, scale and bias; the last two are empty without `with_factors`.
 
     `layout` is the schema of the arguments that describe the kernels. `load` returns the class; it imports Triton only
     when the op runs. `saved_shape` is a function of u, the kernels, N and the layout, `triton` of the layout.
     """
-    options = f"float eps, bool sync, bool factors, {layout}"
+    options = f"float eps, bool sync, bool with_factors, {layout}"
     forward = EagerOp(
         f"branch_sum_{name}",
         lambda *arguments: _forward(load(), triton(*arguments[_INPUTS + 3 :]), *arguments),
@@ -325,12 +325,11 @@ def _register(
     )
 
     @forward.register_fake
-    def _(u, kernels, alpha, gamma, beta, alpha2, gamma2, beta2, skip, lengths, eps, sync, factors, *layout):  # type: ignore[no-untyped-def]
+    def _(u, kernels, alpha, gamma, beta, alpha2, gamma2, beta2, skip, lengths, eps, sync, with_factors, *layout):  # type: ignore[no-untyped-def]
         N, C = alpha.shape[0] + (0 if alpha2 is None else alpha2.shape[0]), alpha.shape[1]
         shapes = [(N, C), (N, C), (), saved_shape(u, kernels, N, *layout)]
-        tensors = [u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes]
-        both = [tensors[0].new_empty(N, C), tensors[0].new_empty(C)] if factors else [u.new_empty(0), u.new_empty(0)]
-        return torch.empty_like(u), *tensors, *both
+        shapes += [(N, C), (C,)] if with_factors else [(0,), (0,)]
+        return torch.empty_like(u), *(u.new_empty(shape, dtype=compute_dtype(u, kernels)) for shape in shapes)
 
     @backward.register_fake
     def _(grad, dscale, dbias, u, kernels, *rest):  # type: ignore[no-untyped-def]
@@ -344,14 +343,14 @@ def _register(
         ctx.set_materialize_grads(False)  # else autograd fills the statistics' gradients with zeros
 
     def vjp(ctx: Any, grad: Any, *others: Any) -> Any:
-        u, (dscale, dbias), grads = ctx.saved_tensors[0], others[-2:], []
+        saved, (dscale, dbias), grads = ctx.saved_tensors, others[-2:], []
         if dscale is not None or dbias is not None:
-            mean = ctx.saved_tensors[_INPUTS]
-            grad = torch.zeros_like(u) if grad is None else grad
+            mean = saved[_INPUTS]
+            grad = torch.zeros_like(saved[0]) if grad is None else grad
             dscale = torch.zeros_like(mean) if dscale is None else dscale
             dbias = mean.new_zeros(mean.shape[1]) if dbias is None else dbias
         if grad is not None:
-            grads = backward(grad, dscale, dbias, *ctx.saved_tensors, *ctx.options)
+            grads = backward(grad, dscale, dbias, *saved, *ctx.options)
         needed = (g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False))
         return *needed, *([None] * (_INPUTS + len(ctx.options) - len(grads)))
 
