@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from mrconv import MRConv, SequenceClassifier, ops
+from mrconv import MRConv, SequenceClassifier, TwoTowerClassifier, ops
 from mrconv.ops import BranchWeights, ConstantKernels, Normalization, Taps, select
 
 from .conftest import randomise
@@ -107,8 +107,48 @@ def test_invalid_uses_raise():
             MRConv(4, 32, stats_fraction=fraction)
     with pytest.raises(ValueError, match=r"stats_fraction=0.5 needs norm='batch'; got norm='scale'"):
         MRConv(4, 32, kernel_size=4, norm="scale", stats_fraction=0.5)
-    with pytest.raises(ValueError, match=r"needs kernels of several parameters.*kernel_size=1"):
+    with pytest.raises(ValueError, match=r"needs kernels that are not constant.*kernel_size=1"):
         MRConv(4, 32, kernel_size=1, stats_fraction=0.5)
+    with pytest.raises(ValueError, match="got 1 of 3 sequences counted by stats_fraction and length 1"):
+        MRConv(4, 32, kernel_size=4, stats_fraction=0.1)(torch.randn(3, 1, 4))
     kernels = ConstantKernels(torch.ones(1, 2), [1.0], [3])
     with pytest.raises(TypeError, match="takes taps or packed kernels; got ConstantKernels"):
         ops.subsampled_branch_sum(torch.ones(2, 2, 5), kernels, Normalization(torch.ones(1, 2)), 1)
+    taps, moving = [Taps(torch.ones(2, 3), range(3))], ops.Selection(ops.Algorithm.MOVING_SUM)
+    with pytest.raises(TypeError, match="MOVING_SUM has no factors of the branches"):
+        ops.subsampled_branch_sum(torch.ones(2, 2, 5), taps, Normalization(torch.ones(1, 2)), 1, moving)
+    for sequences in (0, 2, 3):
+        with pytest.raises(ValueError, match=f"sequences must be from 1 to 1, less than the batch; got {sequences}"):
+            ops.subsampled_branch_sum(torch.ones(2, 2, 5), taps, Normalization(torch.ones(1, 2)), sequences)
+
+
+@pytest.mark.parametrize(("fraction", "batch", "counted"), [(0.07, 100, 7), (0.14, 50, 7), (0.3, 5, 2), (0.01, 3, 1)])
+def test_the_number_of_sequences_is_rounded_up_once(fraction, batch, counted, monkeypatch):
+    seen = []
+    subsampled = ops.subsampled_branch_sum
+    monkeypatch.setattr(ops, "subsampled_branch_sum", lambda *given: seen.append(given[3]) or subsampled(*given))
+    MRConv(2, 8, kernel_size=2, stats_fraction=fraction)(torch.randn(batch, 8, 2))
+    assert seen == [counted]
+
+
+def test_both_sides_of_a_pair_give_statistics():
+    model = TwoTowerClassifier(
+        n_classes=2, d_input=1, d_model=4, depth=1, l_max=16, kernel_size=4, stats_fraction=0.5, momentum=1.0
+    )
+    first, second = torch.randn(4, 16, 1), torch.randn(4, 16, 1)
+    model(first, second)
+    before = model.backbone.blocks[0].layer.branches[0].norm.running_var.clone()
+    model(first, 5 * second)
+    assert not torch.allclose(model.backbone.blocks[0].layer.branches[0].norm.running_var, before, rtol=1e-3)
+
+
+def test_a_compiled_layer_takes_any_batch():
+    layer = MRConv(4, 64, kernel_size=4, stats_fraction=0.5, bidirectional=True)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch, length in ((4, 64), (5, 50), (3, 33)):
+        u = torch.randn(batch, length, 4, requires_grad=True)
+        y = compiled(u)
+        (du,) = torch.autograd.grad(y.square().sum(), u)
+        expected = layer(u)
+        assert torch.equal(y, expected)
+        assert torch.equal(du, torch.autograd.grad(expected.square().sum(), u)[0])

@@ -74,8 +74,9 @@ class MRConv(Mixer, CachedIntegerBuffers):
         backend: "reference" (N convolutions and N BatchNorms), "torch" (one convolution), "triton", or "auto".
         eps, momentum: eps and momentum of the branches' BatchNorms; a block uses the momentum for its BatchNorm too.
         sync_stats: compute the statistics over all processes of `torch.distributed`; a block's BatchNorm does so too.
-        stats_fraction: part of the batch's sequences that the statistics come from, the first ones, rounded up; the
-            others are convolved with the kernel that results. Less work than for all (1.0), and noisier statistics.
+        stats_fraction: part of the batch's sequences that the statistics come from, the first ones, rounded up, which
+            must not be empty; the others are convolved with the kernel that results. Less work than for all (1.0), and
+            noisier statistics.
         rate: sampling rate of the input relative to that of training; continuous kernels only.
         merged: build the layer merged, to load a merged checkpoint.
         seed: seed of the tap positions of sparse kernels; None draws one from torch's generator.
@@ -163,8 +164,8 @@ class MRConv(Mixer, CachedIntegerBuffers):
             raise ValueError(f"stats_fraction={self.stats_fraction:g} needs norm='batch'; got norm={self.norm!r}")
         if any(direction.kernel.constant for direction in self.directions):
             raise ValueError(
-                f"stats_fraction={self.stats_fraction:g} needs kernels of several parameters: BatchNorm cancels the "
-                f"scale of a constant one, kernel={self.kernel!r} with kernel_size=1, and rounding would move it"
+                f"stats_fraction={self.stats_fraction:g} needs kernels that are not constant: BatchNorm cancels the "
+                f"height of a constant one, kernel={self.kernel!r} with kernel_size=1, and rounding would move it"
             )
 
     @property
@@ -520,8 +521,8 @@ class MRConv(Mixer, CachedIntegerBuffers):
         """Compute the branches by the paper's algorithm."""
         mask = None if lengths is None else valid_mask(lengths, x.transpose(1, 2))[..., 0]
         wide = x.to(compute_dtype(x))
-        some = self._counted(len(x))
-        total = torch.stack([direction.reference(wide, mask, rate, some) for direction in self.directions]).sum(0)
+        counted = self._num_counted(len(x))
+        total = torch.stack([direction.reference(wide, mask, rate, counted) for direction in self.directions]).sum(0)
         return total.to(x.dtype)
 
     def _select_branch_sum(self, x: Tensor, rate: float) -> ops.Selection:
@@ -550,8 +551,10 @@ class MRConv(Mixer, CachedIntegerBuffers):
         """Compute the branches with batch statistics, and update the running statistics."""
         norms, directions = self.branch_norms, self.directions
         sync = self._synchronises
-        if x.shape[0] * x.shape[2] == 1 and not sync:
-            raise ValueError("norm='batch' in training needs more than 1 value per channel; got batch 1 and length 1")
+        counted = self._num_counted(len(x))
+        if (counted or len(x)) * x.shape[2] == 1 and not sync:
+            given = "batch 1" if counted is None else f"1 of {len(x)} sequences counted by stats_fraction"
+            raise ValueError(f"norm='batch' in training needs more than 1 value per channel; got {given} and length 1")
         weights = [
             ops.BranchWeights(direction.alpha, norm.weight, norm.bias)
             for direction, norm in zip(directions, norms, strict=True)
@@ -560,18 +563,21 @@ class MRConv(Mixer, CachedIntegerBuffers):
         skip = self.D if self.groups == 1 else None
         normalization = ops.Normalization(weights, skip, lengths, norms[0].eps, sync)
         selection = self._select_branch_sum(x, rate)
-        kernels, some = self._branch_kernels(selection, rate), self._counted(len(x))
-        if some is None:
+        kernels = self._branch_kernels(selection, rate)
+        if counted is None:
             y, *statistics = ops.branch_sum(x, kernels, normalization, selection)
         else:
-            y, *statistics = ops.subsampled_branch_sum(x, kernels, normalization, some, selection, self._backend)
+            y, *statistics = ops.subsampled_branch_sum(x, kernels, normalization, counted, selection, self._backend)
         update_running_statistics(norms, *statistics)
         return y
 
-    def _counted(self, sequences: int) -> int | None:
-        """Return the number of sequences that batch statistics come from, of so many with groups; None for all."""
-        some = self.groups * math.ceil(self.stats_fraction * sequences / self.groups)
-        return some if some < sequences else None
+    def _num_counted(self, sequences: int) -> int | None:
+        """Return how many of these sequences the batch statistics come from, None for all.
+
+        Each group of channels is a sequence of its own here.
+        """
+        counted = self.groups * math.ceil(self.stats_fraction * sequences / self.groups - 1e-9)  # 0.07 * 100 > 7
+        return counted if counted < sequences else None
 
     def _branch_kernels(self, selection: ops.Selection, rate: float) -> ops.Kernels:
         """Return the kernels of all directions in the form that this algorithm takes with the fewest launches."""

@@ -235,25 +235,27 @@ class TwoTowerClassifier(_WithBackbone):
         self.backbone.check(second)
         if first.shape[0] != second.shape[0]:
             raise ValueError(f"first and second differ in batch size: {first.shape[0]} and {second.shape[0]}")
-        both, lengths = _stacked(first, second, first_lengths, second_lengths)
+        both, lengths = _interleaved(first, second, first_lengths, second_lengths)
         h = pool(self.backbone(both, lengths, rate), lengths, self.config.pool)
-        a, b = h.unflatten(0, (2, first.shape[0])).unbind()
+        a, b = h.unflatten(0, (first.shape[0], 2)).unbind(1)
         return self.head(F.gelu(self.hidden(torch.cat([a, b, a - b, a * b], -1))))
 
 
-def _stacked(
+def _interleaved(
     first: Tensor, second: Tensor, first_lengths: Tensor | None, second_lengths: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
+    """Return both sides of every pair in turn, so that a part of the batch has both, and their lengths."""
     same_length = first.shape[1] == second.shape[1]
     if first_lengths is None and second_lengths is None and same_length:
-        return torch.cat([first, second]), None
+        return torch.stack([first, second], 1).flatten(0, 1), None
     L = first.shape[1] if same_length else max(first.shape[1], second.shape[1])  # torch.export cannot trace max
     sides, lengths = [], []
     for x, given in ((first, first_lengths), (second, second_lengths)):
         full = torch.full((x.shape[0],), x.shape[1], device=x.device)
         lengths.append(full if given is None else check_lengths(given, x.shape[0], x.shape[1]).to(x.device))
         sides.append(F.pad(x, (0, 0) * (x.ndim - 2) + (0, L - x.shape[1])))
-    return torch.cat(sides), torch.cat(lengths)
+    both, ends = (torch.stack(each, 1).flatten(0, 1) for each in (sides, lengths))
+    return both, ends
 
 
 class LanguageModel(StreamingModule, _WithBackbone):

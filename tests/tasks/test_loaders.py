@@ -135,6 +135,12 @@ def test_buckets_pad_less_and_keep_all_examples():
     assert sizes[True] < 0.65 * sizes[False]
 
 
+def test_a_part_of_a_bucketed_batch_has_the_lengths_of_the_whole():
+    batches = np.stack(BatchPlan(1000, 50, True, lengths=np.arange(1000)).batches(0))
+    assert (np.ptp(batches, axis=1) == 49).all()  # similar lengths
+    assert abs(batches[:, :12].mean() - batches.mean()) < 2  # 19 if sorted
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_a_limited_plan_has_batches_spread_over_the_epoch(train):
     every, three, more = (BatchPlan(50, 4, train, lengths=np.arange(50), limit=limit) for limit in (0, 3, 20))

@@ -10,9 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import mrconv
 from mrconv.cli import main
 from mrconv.inference import load_model
+from mrconv.training import evaluation
+from mrconv.training.composition import compose
 from mrconv.training.evaluation import measure_run
 
-from .miniature import train_without_figures
+from .miniature import small, train_without_figures
 from .test_targets import X, experiment
 
 
@@ -94,6 +96,34 @@ def test_other_data_may_have_fewer_examples_than_a_batch_and_no_splits(run, tmp_
     measured = measure_run(run, few, recalibrate=True)
     assert (list(measured.metrics), measured.metrics["all"]["examples"]) == (["all"], 5)
     assert not torch.allclose(probabilities(measured, "all"), probabilities(measure_run(run, few), "all"))
+
+
+def test_a_run_with_patience_or_another_metric_is_recalibrated(tmp_path):
+    early = experiment(tmp_path, "class", patience=1, monitor="f1", batch_size=32, limit_train=1)
+    train_without_figures(early, tmp_path / "run")
+    assert measure_run(tmp_path / "run", recalibrate=True).metrics["val"]["examples"] == 4
+
+
+def test_a_language_model_counts_windows(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh" * 100)
+    settings = [f"task.path={text}", "task.length=32", f"data_dir={tmp_path}", "kernel_size=4", "bidirectional=false"]
+    trained = small(compose(["task=characters", *settings]), batch_size=4)
+    train_without_figures(trained, tmp_path / "run")
+    assert measure_run(tmp_path / "run", ["batch_size=1000"], recalibrate=True).changes["batch_size"] == 1000
+
+
+def test_a_batch_size_has_its_own_folder(run):
+    assert measure_run(run, ["batch_size=8"], recalibrate=True).changes == {"batch_size": 8, "recalibrate": True}
+    assert measure_run(run, ["batch_size=8"]).changes == {}
+
+
+def test_data_without_training_examples_is_rejected(run, monkeypatch):
+    data = evaluation.prepare(evaluation.read_run(run))
+    del data.splits["train"]
+    monkeypatch.setattr(evaluation, "prepare", lambda *given: data)
+    with pytest.raises(ValueError, match="folder has no training examples to recalibrate with; it has val, test"):
+        measure_run(run, recalibrate=True)
 
 
 def test_a_model_without_batchnorm_is_rejected(tmp_path, capsys):

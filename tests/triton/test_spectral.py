@@ -170,5 +170,5 @@ def test_ops_are_registered_correctly():
     arguments = (u, kernel, skip, None, torch.tensor([9, 4], device=DEVICE), 2, True, True)
     torch.library.opcheck(torch.ops.mrconv.fft_conv.default, arguments, test_utils=checks)
     torch.library.opcheck(torch.ops.mrconv.synthesize.default, synthesis_arguments(DEVICE, True), test_utils=checks)
-    arguments = (u, kernel, weight, *[None] * 5, skip, None, 1e-5, False, False, [3, 4], 1, True)
+    arguments = (u, kernel, weight, *[None] * 5, skip, None, 1e-5, False, True, [3, 4], 1, True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum_spectral.default, arguments, test_utils=checks)

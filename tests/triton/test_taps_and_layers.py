@@ -170,7 +170,7 @@ def test_ops_are_registered_correctly():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     weight, skip = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((2, 3), (3,)))
     torch.library.opcheck(torch.ops.mrconv.tap_conv.default, (u, values, skip, [0, 4], True, True), test_utils=checks)
-    arguments = (u, values, weight, *[None] * 5, skip, None, 1e-5, False, False, [0, 4], [1, 1], True)
+    arguments = (u, values, weight, *[None] * 5, skip, None, 1e-5, False, True, [0, 4], [1, 1], True)
     torch.library.opcheck(torch.ops.mrconv.branch_sum_taps.default, arguments, test_utils=checks)
 
 

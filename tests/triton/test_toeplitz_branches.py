@@ -185,7 +185,7 @@ def test_taps_select_it_where_it_is_much_cheaper(monkeypatch, tap_cost, algorith
 def test_the_ops_are_registered_correctly():
     u = channels_last(torch.randn(2, 3, 130, device=DEVICE).bfloat16()).requires_grad_()
     kernel, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((3, 44), (3, 3)))
-    args = (u, kernel, weight, *[None] * 7, 1e-5, False, False, [4, 8, 32], 1)
+    args = (u, kernel, weight, *[None] * 7, 1e-5, False, True, [4, 8, 32], 1)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.mrconv.branch_sum_toeplitz.default, args, test_utils=checks)
 

@@ -52,6 +52,7 @@ def add(commands: Any) -> None:
     )
     what = "default: RUN/merged, at a rate RUN/merged-RATE, recalibrated RUN/merged-recalibrated, ..."
     parser.add_argument("--out", type=Path, metavar="DIR", help=what)
+    parser.add_argument("--device", help="device of --recalibrate; default: cuda if available, else cpu")
     add_plugins(parser)
     parser.set_defaults(run=reparameterize)
 
@@ -94,6 +95,7 @@ def reparameterize(given: argparse.Namespace) -> None:
         from mrconv.training import evaluation
 
     with command_errors(), progress_bar(f"merging {given.folder}") as progress:
-        out, error, sizes = evaluation.merge(given.folder, given.rate, given.out, given.recalibrate, progress)
+        device = usable_device(given.device)
+        out, error, sizes = evaluation.merge(given.folder, given.rate, given.out, given.recalibrate, device, progress)
     print(f"{sizes[0]:,} parameters -> {sizes[1]:,}; largest difference of the logits, relative: {error:.1e}")
     print(out)

@@ -81,6 +81,6 @@ class BatchPlan:
             buckets = [order[i : i + BUCKET_BATCHES * size] for i in range(0, self.examples, BUCKET_BATCHES * size)]
             order = np.concatenate([part[np.argsort(self.lengths[part], kind="stable")] for part in buckets])
         batches = order[: self.examples // size * size].reshape(-1, size)
-        if self.lengths is not None:
-            batches = generator.permutation(batches)
+        if self.lengths is not None:  # part of a batch has the lengths of the whole, for `stats_fraction`
+            batches = generator.permuted(generator.permutation(batches), axis=1)
         return list(batches)

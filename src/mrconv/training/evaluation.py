@@ -61,13 +61,14 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     return dataclasses.replace(experiment, **changes)
 
 
-def _score_changes(trained: Experiment, experiment: Experiment) -> dict[str, Any]:
+def _score_changes(trained: Experiment, experiment: Experiment, recalibrate: bool) -> dict[str, Any]:
     """Return the settings of an evaluation that differ from the run's and may change its scores.
 
-    `data_dir` and `cache_dir` count as other places of the same data. `limit_eval` is a number of batches.
+    `data_dir` and `cache_dir` count as other places of the same data. `limit_eval` is a number of batches, and
+    statistics are averages over batches.
     """
     changed = changed_keys(dataclasses.asdict(experiment), dataclasses.asdict(trained))
-    same = (UNNAMED - {"pad"}) | (set() if experiment.limit_eval else {"batch_size"})
+    same = (UNNAMED - {"pad"}) | (set() if experiment.limit_eval or recalibrate else {"batch_size"})
     return {key: value for key, value in changed.items() if key not in same}
 
 
@@ -96,15 +97,17 @@ def measure_run(
     At another rate or image size, the kernels are resampled and merged again. A run may have no merged model, which can
     be much larger than the trained one; the trained model is then merged first. All examples of validation and test are
     scored, unless the settings limit them; of other custom data without given splits, all examples. With `recalibrate`,
-    every BatchNorm first averages its statistics over training examples of the evaluated data, at its rate.
+    every BatchNorm first averages its statistics over training examples of the evaluated data, or over all examples of
+    data without splits, at its rate.
     """
     trained = dataclasses.replace(read_run(folder), limit_eval=0)
     experiment = with_settings(trained, settings)
     check_registered(experiment, folder)
     check_options(experiment)
     options = {"branches": not merged, "recalibrate": recalibrate}
-    changes = _score_changes(trained, experiment) | {name: True for name, given in options.items() if given}
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    changes = _score_changes(trained, experiment, recalibrate)
+    changes |= {name: True for name, given in options.items() if given}
+    target = _device(device)
     rate = experiment.rate / trained.rate
     data = _prepare_as_trained(folder, experiment, rate, progress)
     if rate == 1 and merged and not recalibrate and (folder / MERGED).exists():
@@ -121,6 +124,10 @@ def measure_run(
         model = load_model(folder / MODEL).resized(data.image_size)  # type: ignore[operator]
     measured = measure(model.to(target), data, experiment, target, None if merged else rate, progress)
     return dataclasses.replace(measured, merged=merged, changes=changes)
+
+
+def _device(name: str | None) -> torch.device:
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _prepare_as_trained(folder: Path, experiment: Experiment, rate: float, progress: Progress) -> Prepared:
@@ -145,12 +152,16 @@ def _recalibrate(
         raise ValueError(
             f"statistics can be recalibrated for images of the training size, {model.image_size}; got {data.image_size}"
         )
-    train = data.splits["train"]
-    size = min(experiment.batch_size, len(train))
-    count = min(experiment.precise_stats or Experiment.precise_stats, len(train) // size)
-    experiment = dataclasses.replace(experiment, precise_stats=count, batch_size=size)
-    # other data may have no split to score; only training examples are used
-    datamodule = TaskData(experiment, dataclasses.replace(data, splits={"train": train, "test": train}))
+    if "train" not in data.splits:
+        raise ValueError(f"{data.name} has no training examples to recalibrate with; it has {', '.join(data.splits)}")
+    train, examples = data.splits["train"], data.examples_per_epoch("train", True)
+    if not examples:
+        raise ValueError(f"{data.name} has no training examples to recalibrate with")
+    size = min(experiment.batch_size, examples)
+    count = min(experiment.precise_stats or Experiment.precise_stats, examples // size)
+    experiment = dataclasses.replace(experiment, precise_stats=count, batch_size=size, monitor="")
+    # TaskData requires a split to monitor, which other data may lack; it is not used
+    datamodule = TaskData(experiment, dataclasses.replace(data, splits={"train": train, "val": train}))
     counter = ProgressCounter(progress, count)
 
     def batches() -> Iterator[Batch]:
@@ -166,6 +177,7 @@ def merge(
     rate: float | None = None,
     out: Path | None = None,
     recalibrate: bool = False,
+    device: str | None = None,
     progress: Progress = no_progress,
 ) -> tuple[Path, float, tuple[int, int]]:
     """Merge a run's model, compare it with its branches on random inputs and save it.
@@ -184,7 +196,8 @@ def merge(
         experiment = dataclasses.replace(trained, rate=trained.rate * (rate or 1))
         check_registered(experiment, folder)
         data = _prepare_as_trained(folder, experiment, rate or 1, progress)
-        _recalibrate(model, data, experiment, torch.device("cpu"), rate or 1, progress)
+        _recalibrate(model, data, experiment, _device(device), rate or 1, progress)
+        model.cpu()
     merged = reparameterize(copy.deepcopy(model), rate)
     for layer in model.eval().modules():
         if isinstance(layer, MRConv):

@@ -105,7 +105,8 @@ def branch_sum(
     or, descending, at lag -1, anticausal ones last; scattered taps may be at any lags. `selection` defaults to
     the result of `select_branch_sum` for these kernels.
     """
-    return branch_sum_with_factors(u, kernels, normalization, selection or select_for(u, kernels, backend), False)[0]
+    selection = selection or select_for(u, kernels, backend)
+    return BranchSum(*_run(u, kernels, normalization, selection, with_factors=False)[:4])
 
 
 class BranchFactors(NamedTuple):
@@ -116,13 +117,23 @@ class BranchFactors(NamedTuple):
 
 
 def branch_sum_with_factors(
-    u: Tensor, kernels: Kernels, normalization: Normalization, selection: Selection, factors: bool = True
+    u: Tensor, kernels: Kernels, normalization: Normalization, selection: Selection
 ) -> tuple[BranchSum, BranchFactors]:
-    """Return the result of `branch_sum` and, if `factors`, the factors that its statistics give the branches.
+    """Return the result of `branch_sum` and the factors that its statistics give the branches.
 
     Other sequences can be normalised with the factors: their gradients contribute to those of u and the kernels through
-    the statistics. MOVING_SUM has the factors of its moving sums instead.
+    the statistics. MOVING_SUM, whose factors are those of its moving sums, raises TypeError.
     """
+    if selection.algorithm is Algorithm.MOVING_SUM:
+        raise TypeError("MOVING_SUM has no factors of the branches: use SPECTRAL")
+    outputs = _run(u, kernels, normalization, selection, with_factors=True)
+    return BranchSum(*outputs[:4]), BranchFactors(*outputs[4:])
+
+
+def _run(
+    u: Tensor, kernels: Kernels, normalization: Normalization, selection: Selection, with_factors: bool
+) -> list[Tensor]:
+    """Return y, mean, var and count, and the factors, which are empty if not wanted."""
     algorithm, triton = selection.algorithm, selection.triton
     if algorithm not in _OPS:
         raise ValueError(f"branch_sum has no algorithm {algorithm!r}; it has {', '.join(_OPS)}")
@@ -135,10 +146,10 @@ def branch_sum_with_factors(
     weights = (*(x for direction in n.directions for x in direction), None, None, None)[:6]
     reject_forward_mode(u, packed, *weights, n.skip)
     skip, lengths = contiguous(n.skip, n.lengths)
-    y, mean, var, count, _, *other = _OPS[algorithm](
-        u, packed, *weights, skip, lengths, n.eps, n.sync, factors, *layout
+    y, mean, var, count, _, *factors = _OPS[algorithm](
+        u, packed, *weights, skip, lengths, n.eps, n.sync, with_factors, *layout
     )
-    return BranchSum(y, mean, var, count), BranchFactors(*other)
+    return [y, mean, var, count, *factors]
 
 
 def select_for(u: Tensor, kernels: Kernels, backend: str) -> Selection:

@@ -36,6 +36,8 @@ def subsampled_branch_sum(
 
     Gradients flow through the statistics. The work on branches is that for the first sequences.
     """
+    if not 1 <= sequences < len(u):
+        raise ValueError(f"sequences must be from 1 to {len(u) - 1}, less than the batch; got {sequences}")
     taps = _as_taps(kernels)
     selection = selection or select_for(u, kernels, backend)
     lengths, skip = normalization.lengths, normalization.skip
@@ -44,7 +46,7 @@ def subsampled_branch_sum(
     counted, others = (x.transpose(1, 2) for x in u.transpose(1, 2).split([sequences, len(u) - sequences]))
     first, factors = branch_sum_with_factors(counted, kernels, some, selection)
     ends = [bounds(lags) for _, lags in taps if lags]
-    ahead, behind = max(0, *(-low for low, _ in ends)), 1 + max(0, *(high for _, high in ends))
+    ahead, behind = max((0, *(-low for low, _ in ends))), 1 + max((0, *(high for _, high in ends)))
     values, lags = merge(taps, ahead, behind, factors.scale, skip, backend)
     rest = conv(others, values, lags, factors.bias, backend=backend)
     return first._replace(y=torch.cat([first.y.transpose(1, 2), rest.transpose(1, 2)]).transpose(1, 2))
