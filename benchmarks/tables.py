@@ -215,6 +215,16 @@ def training_layers(name: str, timing: str, digits: int) -> str:
     return markdown(header, rows) + "\n\n" + source(name)
 
 
+def fractions(name: str) -> str:
+    """Return the training steps of single layers by the part of the sequences that gives the statistics."""
+    record = read(name)
+    parts = list(record["rows"][0]["training"])
+    rows = [
+        [label(row), *(number(row["training"].get(part, {}).get("ms"), 0) for part in parts)] for row in record["rows"]
+    ]
+    return markdown(["layer (batch x length x channels)", *parts], rows) + "\n\n" + source(name)
+
+
 def launches() -> str:
     """Return the launches of one layer."""
     record = read("launches-h200")
@@ -254,6 +264,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "launches": launches,
     "costs": costs,
     "epochs": epochs,
+    "fractions, cpu": lambda: fractions("stats-fraction-cpu"),
     "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),
     "speed, training, bfloat16": lambda: speeds("compare-h200-bfloat16", "training"),
     "speed, training, float32": lambda: speeds("compare-h200-float32", "training"),
