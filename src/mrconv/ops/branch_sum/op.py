@@ -79,6 +79,11 @@ class PackedKernels(NamedTuple):
     sizes: Sequence[int]
     causal: int
 
+    @property
+    def lags(self) -> list[range]:
+        """The lags of each kernel."""
+        return [range(n) if i < self.causal else range(-1, -1 - n, -1) for i, n in enumerate(self.sizes)]
+
 
 Kernels = Sequence[Taps] | PackedKernels | ModeKernels | ConstantKernels
 
@@ -159,8 +164,7 @@ def select_for(u: Tensor, kernels: Kernels, backend: str) -> Selection:
     if isinstance(kernels, ConstantKernels):
         return Selection(Algorithm.MOVING_SUM, use_triton(u, "triton"))
     if isinstance(kernels, PackedKernels):
-        lags = (range(n) if i < kernels.causal else range(-1, -1 - n, -1) for i, n in enumerate(kernels.sizes))
-        return select_branch_sum(u, [BranchShape(each, len(each)) for each in lags], backend)
+        return select_branch_sum(u, [BranchShape(lags, len(lags)) for lags in kernels.lags], backend)
     return select_branch_sum(u, [BranchShape(lags, values.shape[1]) for values, lags in kernels], backend)
 
 

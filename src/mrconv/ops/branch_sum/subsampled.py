@@ -34,7 +34,7 @@ def subsampled_branch_sum(
 ) -> BranchSum:
     """Return what `branch_sum` does, but normalise all sequences by the statistics of the first `sequences` of u.
 
-    Gradients flow through the statistics. The work on branches is that for the first sequences.
+    Branches are computed for those sequences only. Gradients flow through their statistics.
     """
     if not 1 <= sequences < len(u):
         raise ValueError(f"sequences must be from 1 to {len(u) - 1}, less than the batch; got {sequences}")
@@ -57,8 +57,4 @@ def _as_taps(kernels: Kernels) -> Sequence[Taps]:
         raise TypeError(f"subsampled_branch_sum takes taps or packed kernels; got {type(kernels).__name__}")
     if not isinstance(kernels, PackedKernels):
         return kernels
-    each = kernels.values.split(list(kernels.sizes), 1)
-    return [
-        Taps(values, range(values.shape[1]) if i < kernels.causal else range(-1, -1 - values.shape[1], -1))
-        for i, values in enumerate(each)
-    ]
+    return [Taps(*kernel) for kernel in zip(kernels.values.split(list(kernels.sizes), 1), kernels.lags, strict=True)]
