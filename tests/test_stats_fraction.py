@@ -7,6 +7,7 @@ import torch
 
 from mrconv import MRConv, SequenceClassifier, TwoTowerClassifier, ops
 from mrconv.ops import BranchWeights, ConstantKernels, Normalization, Taps, select
+from mrconv.ops.branch_sum.op import branch_sum_with_factors, select_for
 
 from .conftest import randomise
 from .ops.test_ops import DENSE, SCATTERED, assert_same, costs_more, double
@@ -49,7 +50,7 @@ def test_each_factor_has_gradients_of_its_own(factor):
 
     def fast(u, *values):
         taps = [Taps(*kernel) for kernel in zip(values, lags, strict=True)]
-        return getattr(ops.branch_sum_with_factors(u, taps, normalization, ops.select_for(u, taps, "auto"))[1], factor)
+        return getattr(branch_sum_with_factors(u, taps, normalization, select_for(u, taps, "auto"))[1], factor)
 
     def reference(u, *values):
         taps = [Taps(*kernel) for kernel in zip(values, lags, strict=True)]

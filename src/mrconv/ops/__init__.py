@@ -2,18 +2,7 @@
 
 from ._common import Lags, Taps, compute_dtype, constants, triton_unavailable
 from .branch_sum.normalization import BranchWeights
-from .branch_sum.op import (
-    BranchFactors,
-    BranchSum,
-    ConstantKernels,
-    Kernels,
-    ModeKernels,
-    Normalization,
-    PackedKernels,
-    branch_sum,
-    branch_sum_with_factors,
-    select_for,
-)
+from .branch_sum.op import BranchSum, ConstantKernels, Kernels, ModeKernels, Normalization, PackedKernels, branch_sum
 from .branch_sum.reference import branch_sum_reference
 from .branch_sum.running_statistics import RunningStatistics, update_running_statistics
 from .branch_sum.statistics import mean_and_variance
@@ -36,7 +25,6 @@ from .toeplitz_conv.op import toeplitz_conv
 
 __all__ = [
     "Algorithm",
-    "BranchFactors",
     "BranchShape",
     "BranchSum",
     "BranchWeights",
@@ -53,7 +41,6 @@ __all__ = [
     "around_zero",
     "branch_sum",
     "branch_sum_reference",
-    "branch_sum_with_factors",
     "compute_dtype",
     "constants",
     "conv",
@@ -72,7 +59,6 @@ __all__ = [
     "moving_sum_conv_reference",
     "select_branch_sum",
     "select_conv",
-    "select_for",
     "subsampled_branch_sum",
     "synthesize",
     "synthesize_packed",

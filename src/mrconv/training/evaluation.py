@@ -152,16 +152,15 @@ def _recalibrate(
         raise ValueError(
             f"statistics can be recalibrated for images of the training size, {model.image_size}; got {data.image_size}"
         )
-    if "train" not in data.splits:
-        raise ValueError(f"{data.name} has no training examples to recalibrate with; it has {', '.join(data.splits)}")
-    train, examples = data.splits["train"], data.examples_per_epoch("train", True)
+    examples = data.examples_per_epoch("train", True) if "train" in data.splits else 0
     if not examples:
-        raise ValueError(f"{data.name} has no training examples to recalibrate with")
+        raise ValueError(f"{data.name} has no training examples to recalibrate with; it has {', '.join(data.splits)}")
     size = min(experiment.batch_size, examples)
     count = min(experiment.precise_stats or Experiment.precise_stats, examples // size)
     experiment = dataclasses.replace(experiment, precise_stats=count, batch_size=size, monitor="")
     # TaskData requires a split to monitor, which other data may lack; it is not used
-    datamodule = TaskData(experiment, dataclasses.replace(data, splits={"train": train, "val": train}))
+    splits = dict.fromkeys(("train", "val"), data.splits["train"])
+    datamodule = TaskData(experiment, dataclasses.replace(data, splits=splits))
     counter = ProgressCounter(progress, count)
 
     def batches() -> Iterator[Batch]:
