@@ -215,12 +215,13 @@ def training_layers(name: str, timing: str, digits: int) -> str:
     return markdown(header, rows) + "\n\n" + source(name)
 
 
-def fractions(name: str) -> str:
+def fractions(name: str, key: str, digits: int) -> str:
     """Return the training steps of single layers by the part of the sequences that gives the statistics."""
     record = read(name)
     parts = list(record["rows"][0]["training"])
     rows = [
-        [label(row), *(number(row["training"].get(part, {}).get("ms"), 0) for part in parts)] for row in record["rows"]
+        [label(row), *(number(row["training"].get(part, {}).get(key), digits) for part in parts)]
+        for row in record["rows"]
     ]
     return markdown(["layer (batch x length x channels)", *parts], rows) + "\n\n" + source(name)
 
@@ -264,7 +265,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "launches": launches,
     "costs": costs,
     "epochs": epochs,
-    "fractions, cpu": lambda: fractions("stats-fraction-cpu"),
+    "fractions, cpu": lambda: fractions("stats-fraction-cpu", "ms", 0),
+    "fractions, h200": lambda: fractions("stats-fraction-h200-bfloat16", "graph_ms", 2),
     "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),
     "speed, training, bfloat16": lambda: speeds("compare-h200-bfloat16", "training"),
     "speed, training, float32": lambda: speeds("compare-h200-float32", "training"),
