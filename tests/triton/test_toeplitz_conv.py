@@ -66,7 +66,7 @@ def test_values_of_a_long_sequence():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("order", [torch.Tensor.contiguous, channels_last])
 @pytest.mark.parametrize("gelu", [False, True])
-@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), SHAPES[1:4])
+@pytest.mark.parametrize(("B", "C", "L", "K", "lead"), [*SHAPES[1:4], *SHAPES[5:8]])
 def test_bias_gelu_and_gradients(B, C, L, K, lead, gelu, order, dtype):
     inputs = order(torch.randn(B, C, L).to(dtype)), torch.randn(C, K), torch.randn(C)
     y, grads = gradients(lambda u, k, b: toeplitz_conv(u, k, lead, b, gelu), *(x.to(DEVICE) for x in inputs))

@@ -20,9 +20,10 @@ from torch import Tensor
 import triton
 
 from .._common import INTERPRETED
+from ..toeplitz_conv.correlation_triton import SQUARE, correlation
 from ..toeplitz_conv.triton_kernels import COPIES
-from .toeplitz_plan import SQUARE, Plan, group
-from .toeplitz_taps_triton import correlation, edge_offsets
+from .toeplitz_plan import Plan, group
+from .toeplitz_taps_triton import edge_offsets
 
 SEQUENCES, DIAGONALS, COLUMNS = 16, 32, 64  # per program or step
 STRIP_BLOCK = 512  # lags that are written to a strip at a time

@@ -16,13 +16,13 @@ from torch import Tensor
 
 import triton
 
+from ..toeplitz_conv.correlation_triton import SQUARE, Correlations, correlations, int_table
 from ..toeplitz_conv.triton_kernels import Tile, margins, reached
 
 SHORT_BRANCH = 128
 """The largest number of taps of a branch whose statistics and gradients need no outputs."""
 TILE = Tile(128, 128, 32, 4, 4)  # of the output and of the input's gradient: the fastest of those tried on an H200
 BRANCH_TILE = Tile(128, 128, 64, 4, 3)  # of the branches' outputs
-SQUARE = 64  # positions along each side of the products that are summed along diagonals
 
 
 @triton.jit
@@ -42,14 +42,6 @@ class Strips:
     width: int
     widest: int
     reverse: bool
-
-
-@dataclass(frozen=True)
-class Correlations:
-    """Distances of squares whose products give the correlations of the input with several signals."""
-
-    pairs: Tensor  # (pairs, 3): signal, distance of squares, position of the result; the largest sums first
-    table: Tensor  # (signals, 3): position of the first result, the first and the last distance
 
 
 @dataclass(frozen=True)
@@ -90,22 +82,7 @@ def _strips(
         start, units = margins(low, high, tile)
         numbers.append((first, count, start, units, width, *reached(low, high, tile)))
         width += units
-    return Strips(_table(numbers, 7, device), width * 16, max((n[3] for n in numbers), default=0) * 16, reverse)
-
-
-def _correlations(lags: Sequence[tuple[int, int]], squares: int, device: torch.device) -> Correlations:
-    """Return the correlations at lags (lowest, highest) of each signal, for inputs of so many squares."""
-    pairs: list[tuple[int, int, int]] = []
-    table = []
-    for n, (low, high) in enumerate(lags):
-        first, last = max(low // SQUARE, 1 - squares), min(-(-high // SQUARE), squares - 1)
-        table.append((len(pairs), first, last))
-        pairs += [(n, d, len(pairs) + d - first) for d in range(first, last + 1)]
-    return Correlations(_table(sorted(pairs, key=lambda pair: abs(pair[1])), 3, device), _table(table, 3, device))
-
-
-def _table(numbers: Sequence[Sequence[int]], columns: int, device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32, device=device).reshape(len(numbers), columns)
+    return Strips(int_table(numbers, 7, device), width * 16, max((n[3] for n in numbers), default=0) * 16, reverse)
 
 
 def plan_for(sizes: Sequence[int], causal: int, L: int, device: torch.device) -> Plan:
@@ -135,22 +112,22 @@ def _plan(sizes: tuple[int, ...], causal: int, blocks: int, device: torch.device
     each = [(n, 1, *lags[n]) for n in long]
     with torch.inference_mode(False):
         return Plan(
-            branches=_table(table, 5, device),
+            branches=int_table(table, 5, device),
             directions=directions,
             first=first,
             longest=max(sizes),
             long=long,
             short_taps=sum(few),
-            short=_table([each + [-1] * (most - len(each)) for each in short], most, device)
+            short=int_table([each + [-1] * (most - len(each)) for each in short], most, device)
             if most
-            else _table([], 1, device),
+            else int_table([], 1, device),
             edge=edge,
             each=_strips(each, device, tile=BRANCH_TILE),
             merged=_strips([(0, N, *ends)], device),
             back=_strips([(0, N, *ends), *each], device, True),
             energy=_strips([(0, 0, 1 - edge, edge - 1)] * 2 if edge else [], device),
             lags=ends,
-            cross=_correlations([ends], reach // SQUARE, device),
-            own=_correlations([lags[n] for n in long], reach // SQUARE, device),
-            auto=_correlations([(0, edge - 1)] if edge else [], reach // SQUARE, device),
+            cross=correlations([ends], reach // SQUARE, device),
+            own=correlations([lags[n] for n in long], reach // SQUARE, device),
+            auto=correlations([(0, edge - 1)] if edge else [], reach // SQUARE, device),
         )

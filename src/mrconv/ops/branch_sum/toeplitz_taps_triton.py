@@ -1,8 +1,4 @@
-"""Sums of the Toeplitz algorithm that belong to taps: of their inputs, correlations, gradients; by Triton.
-
-A correlation of the input u with a signal g is made of squares of time: for squares p and p + d, the sum over p and all
-sequences of u[p, i] g[p + d, j] is a matrix whose diagonal j - i = e belongs to lag d SQUARE + e.
-"""
+"""Sums of the Toeplitz algorithm that belong to taps: of their inputs, correlations, gradients; by Triton."""
 
 from __future__ import annotations
 
@@ -12,10 +8,9 @@ from torch import Tensor
 
 import triton
 
-from .._common import INTERPRETED
-from .toeplitz_plan import SQUARE, Correlations, Plan
+from ..toeplitz_conv.correlation_triton import SQUARE, correlate, correlation
+from .toeplitz_plan import Plan
 
-CORRELATE = {"STAGES": 3, "num_warps": 4}
 TAP_BLOCK = 1024  # taps at a time
 SUMS = {"BB": 16, "BL": 256}  # sequences and positions at a time
 PARTS = 8  # of the sum of g
@@ -97,51 +92,6 @@ def _means_kernel(  # type: ignore[no-untyped-def]
         j = start + tl.arange(0, BL)
         total += tl.load(kernels + j, j < size, 0.0).to(tl.float32) * tl.load(inputs + j, j < size, 0.0)
     tl.store(out + tl.program_id(1) * C + c, tl.sum(total, 0) / count)
-
-
-@triton.jit(do_not_specialize=["C", "B", "time", "squares", "pairs"])
-def _correlate_kernel(  # type: ignore[no-untyped-def]
-    x, signals, which, out, C, B, time, squares, pairs,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Store the sums along the diagonals of the products of squares, for a channel, a signal and a distance."""
-    c = (tl.program_id(0) // pairs).to(tl.int64)
-    which += 3 * (tl.program_id(0) % pairs)
-    n = tl.load(which)
-    d = tl.load(which + 1)
-    i = tl.arange(0, BLOCK)
-    mine = x + c * B * time * 16
-    there = signals + (c + n * C) * B * time * 16 + d * BLOCK
-    total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for start in range(0, B, LINES):
-        b = start + tl.arange(0, LINES)
-        at = (b * (time * 16) + tl.maximum(0, -d) * BLOCK)[:, None] + i[None, :]
-        here, far = mine + at, there + at
-        for _ in tl.range(0, squares - tl.abs(d), num_stages=STAGES):
-            v = tl.load(here, (b < B)[:, None], 0.0)
-            w = tl.load(far, (b < B)[:, None], 0.0)
-            if WIDE:
-                v, w = v.to(tl.float32), w.to(tl.float32)
-            total = tl.dot(tl.trans(v), w, total, input_precision=PRECISION)
-            here += BLOCK
-            far += BLOCK
-    column = i[:, None] + i[None, :]
-    turned = tl.gather(total, column % BLOCK, 1)  # column e holds the diagonals e and e - BLOCK
-    out += (c * pairs + tl.load(which + 2)) * 2 * BLOCK + i
-    tl.store(out, tl.sum(tl.where(column < BLOCK, 0.0, turned), 0))
-    tl.store(out + BLOCK, tl.sum(tl.where(column < BLOCK, turned, 0.0), 0))
-
-
-@triton.jit
-def correlation(diagonals, table, lag, inside, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the correlations of a signal at some lags: sums of two diagonals each."""
-    first = tl.load(table + 1)
-    last = tl.load(table + 2)
-    e = lag & (BLOCK - 1)
-    d = (lag - e) // BLOCK
-    at = diagonals + (tl.load(table) + d - first) * 2 * BLOCK + e
-    near = tl.load(at + BLOCK, inside & (d >= first) & (d <= last), 0.0)
-    return near + tl.load(at + 2 * BLOCK, inside & (d + 1 >= first) & (d + 1 <= last), 0.0)
 
 
 @triton.jit(do_not_specialize=["N", "C", "B", "time", "taps", "width"])
@@ -264,16 +214,6 @@ class TapSums:
             MASKED=self.masked, BL=TAP_BLOCK,
         )  # fmt: skip
 
-    def correlate(self, signals: Tensor, of: Correlations) -> Tensor:
-        """Return the diagonals (C, numbers) of the correlations of x with signals (signals, C, B, time)."""
-        out = self._empty(self.C, len(of.pairs) * 2 * SQUARE)
-        _correlate_kernel[(self.C * len(of.pairs),)](
-            self.x, signals, of.pairs, out, self.C, self.B, self.time // 16, self.time // SQUARE, len(of.pairs),
-            WIDE=INTERPRETED, PRECISION="ieee" if INTERPRETED else "tf32", BLOCK=SQUARE,
-            LINES=min(64, max(16, triton.next_power_of_2(max(1, self.B)))), **CORRELATE,
-        )  # fmt: skip
-        return out
-
     def products(self, g: Tensor, cross: Tensor) -> Tensor:
         """Return partial sums over batch and time, (P, N + 2, C), of g c_b, of g and of g u.
 
@@ -305,7 +245,7 @@ class TapSums:
         derivatives of the sums of c_b^2 / 2 of the short branches.
         """
         p, out = self.plan, self._empty(*self.kernels.shape)
-        own, diagonals = (p.own, self.correlate(outputs, p.own)) if p.long else (p.cross, cross)
+        own, diagonals = (p.own, correlate(self.x, outputs, p.own)) if p.long else (p.cross, cross)
         _kernel_gradient_kernel[(self.C, self.N)](
             cross, p.cross.table, diagonals, own.table, energies, inputs, means, s, q, a, p.branches, out, self.C,
             *self.layout, cross.shape[1], diagonals.shape[1], p.short_taps, BLOCK=SQUARE, BL=TAP_BLOCK,

@@ -24,6 +24,7 @@ import triton
 
 from .._triton import offsets
 from ..toeplitz_conv import triton_kernels as toeplitz
+from ..toeplitz_conv.correlation_triton import correlate
 from ..toeplitz_conv.triton_kernels import add_products, grid_of, time_blocks
 from .short_toeplitz_triton import ShortBranches
 from .toeplitz_plan import BRANCH_TILE, TILE, Strips, group, is_long, plan_for
@@ -228,9 +229,7 @@ class ToeplitzBranches:
 
     def _time_contiguous(self, u: Tensor) -> Tensor:
         """Return u (B, C, L) contiguous as (C, B, time), padded with zeros to whole blocks."""
-        x = toeplitz.time_contiguous_empty(u, TILE.block)
-        toeplitz.copy_time_contiguous(u, x, True)
-        return x.transpose(0, 1)
+        return toeplitz.time_contiguous(u, TILE.block).transpose(0, 1)
 
     def _parts(self, saved: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return outputs (long, C, B, time), means (long, C), sums of inputs by tap, and derivatives of energies."""
@@ -261,7 +260,7 @@ class ToeplitzBranches:
             return parts.zero_(), saved.zero_()
         self.sums.write_inputs(inputs)
         if self.short:
-            self.short.moments(self.sums.correlate(self.x[None], p.auto), inputs, energies, parts)
+            self.short.moments(correlate(self.x, self.x[None], p.auto), inputs, energies, parts)
         if p.long:
             self.sums.write_means(inputs, means)
             strips, _ = self._strips(p.each)
@@ -285,7 +284,7 @@ class ToeplitzBranches:
     def products(self, grad: Tensor) -> Tensor:
         """Return the sums over batch and time, (1, N + 2, C), of g c_b, of g and of g u."""
         self.g = self._time_contiguous(grad.to(self.u.dtype))
-        self.cross = self.sums.correlate(self.g[None], self.plan.cross)
+        self.cross = correlate(self.x, self.g[None], self.plan.cross)
         return self.sums.products(self.g, self.cross)
 
     def gradients(self, s: Tensor, q: Tensor, a: Tensor, skip: Tensor | None, saved: Tensor) -> tuple[Tensor, Tensor]:

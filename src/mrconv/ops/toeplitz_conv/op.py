@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._common import bias_gradient, reject_forward_mode, use_triton
+from .._common import bias_gradient, empty_contiguous, reject_forward_mode, use_triton
 from .._registration import eager_op
 from ..fft_conv.op import fft_conv_backward
 from ..masking.op import mask_sequences
@@ -48,9 +48,22 @@ def _toeplitz_conv(
     return triton_kernels.conv(u, kernel, lead, bias, gelu, lengths)
 
 
+@eager_op("toeplitz_conv_backward")
+def _toeplitz_conv_backward(grad: Tensor, u: Tensor, kernel: Tensor, lead: int) -> tuple[Tensor, Tensor]:
+    from . import triton_kernels
+
+    du, dkernel = triton_kernels.gradients(grad, u, kernel, lead)
+    return du, dkernel.to(kernel.dtype).contiguous()
+
+
 @_toeplitz_conv.register_fake
 def _(u, kernel, bias, lengths, lead, gelu):  # type: ignore[no-untyped-def]
     return torch.empty_like(u)
+
+
+@_toeplitz_conv_backward.register_fake
+def _(grad, u, kernel, lead):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), *empty_contiguous(kernel)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -64,7 +77,10 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.gelu:
         before = _toeplitz_conv(u, kernel, bias, None, ctx.lead, False)
         grad = torch.ops.aten.gelu_backward(grad.float(), before.float())
-    du, dkernel = fft_conv_backward(grad, u, kernel, ctx.lead, True)
+    if u.dtype == torch.float32:
+        du, dkernel = fft_conv_backward(grad, u, kernel, ctx.lead, True)
+    else:
+        du, dkernel = _toeplitz_conv_backward(grad, u, kernel, ctx.lead)
     return mask_sequences(du, lengths), dkernel, bias_gradient(grad, bias), None, None, None
 
 

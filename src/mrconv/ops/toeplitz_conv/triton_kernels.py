@@ -16,11 +16,13 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 import triton
 
 from .._common import INTERPRETED
 from .._triton import offsets
+from .correlation_triton import correlation_at
 
 
 class Tile(NamedTuple):
@@ -219,28 +221,51 @@ def conv(
 
     u and y are zero from `lengths` (B,) on.
     """
-    L, y = u.shape[2], torch.empty_like(u)
+    y = torch.empty_like(u)
     if u.numel() == 0:
         return y
     tile = TILE_FLOAT32 if u.dtype == torch.float32 else TILE
+    x = u if lengths is None and _is_time_contiguous(u, tile.chunk) else time_contiguous(u, tile.chunk, lengths)
+    _write(x, kernel, lead, y, tile, bias, gelu, lengths)
+    return y
+
+
+def gradients(grad: Tensor, u: Tensor, kernel: Tensor, lead: int) -> tuple[Tensor, Tensor]:
+    """Return the gradients of u and, in float32, of the kernel; all factors of products have u's dtype."""
+    (L, K), du = (u.shape[2], kernel.shape[1]), torch.empty_like(u)
+    if u.numel() == 0:
+        return du, torch.zeros_like(kernel, dtype=torch.float32)
+    x, g = time_contiguous(u, TILE.chunk), time_contiguous(grad.to(u.dtype), TILE.chunk)
+    _write(g, kernel.flip(1), K - 1 - lead, du, TILE)
+    low, high = -min(lead, L - 1), min(K - lead, L) - 1
+    dkernel = correlation_at(x.transpose(0, 1), g.transpose(0, 1), low, high)
+    return du, pad(dkernel, (lead + low, K - 1 - lead - high))
+
+
+def time_contiguous(u: Tensor, chunk: int, lengths: Tensor | None = None) -> Tensor:
+    """Return a copy of u (B, C, L) in a tensor of `time_contiguous_empty`, zero from `lengths` (B,) on."""
+    x = time_contiguous_empty(u, chunk)
+    copy_time_contiguous(u, x, True, lengths)
+    return x
+
+
+def _write(
+    x: Tensor, kernel: Tensor, lead: int, y: Tensor, tile: Tile, bias: Tensor | None = None, gelu: bool = False,
+    lengths: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Write the convolution of x, which is contiguous in time, to y (B, C, L), zero from `lengths` (B,) on."""
+    L, C = y.shape[2], len(kernel)
     ahead, behind = min(lead, L - 1), min(kernel.shape[1] - lead, L)
     first, units = margins(-ahead, behind - 1, tile)
-    strip = u.new_empty(kernel.shape[0], COPIES, units * 16)
-    scale = u.new_empty(kernel.shape[0], dtype=torch.float32)
-    _strip_kernel[(kernel.shape[0], COPIES)](
+    strip, scale = x.new_empty(C, COPIES, units * 16), x.new_empty(C, dtype=torch.float32)
+    _strip_kernel[(C, COPIES)](
         kernel, strip, scale, *kernel.stride(), lead - ahead, lead + behind, lead + first * 16, units,
         COPIES=COPIES, BL=STRIP_BLOCK,
     )  # fmt: skip
-    x, out = (
-        z if lengths is None and _is_time_contiguous(z, tile.chunk) else time_contiguous_empty(z, tile.chunk)
-        for z in (u, y)
-    )
-    if x is not u:
-        copy_time_contiguous(u, x, True, lengths)
+    out = y if lengths is None and _is_time_contiguous(y, tile.chunk) else time_contiguous_empty(y, tile.chunk)
     conv_time_contiguous(x, strip, scale, bias, out, L, -ahead, behind - 1, gelu, tile)
     if out is not y:
         copy_time_contiguous(y, out, False, lengths)
-    return y
 
 
 def conv_time_contiguous(
