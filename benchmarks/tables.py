@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / "performance.md", ROOT / "docs" / "baselines.md"]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("performance", "baselines", "results")]
 TIMINGS = ("compile_graph_ms", "graph_ms", "ms")
 DENSE = "merged, dense"
 STACKS = ("ListOps", "Text", "Image", "Pathfinder", "Path-X")
@@ -226,6 +226,16 @@ def fractions(name: str, key: str, digits: int) -> str:
     return markdown(["layer (batch x length x channels)", *parts], rows) + "\n\n" + source(name)
 
 
+def operators() -> str:
+    """Return the accuracy on ListOps by the outermost operator."""
+    header, rows = ["run", "all, %"], []
+    for row in read("listops-operators")["rows"]:
+        each = row["operators"]
+        header[2:] = [name.removeprefix("[") for name in each]
+        rows.append([row["run"], *(number(100 * part["accuracy"], 2) for part in (row, *each.values()))])
+    return markdown(header, rows) + "\n\n([record](../benchmarks/results/listops-operators.json))"
+
+
 def launches() -> str:
     """Return the launches of one layer."""
     record = read("launches-h200")
@@ -265,6 +275,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "launches": launches,
     "costs": costs,
     "epochs": epochs,
+    "operators": operators,
     "fractions, cpu": lambda: fractions("stats-fraction-cpu", "ms", 0),
     "fractions, h200": lambda: fractions("stats-fraction-h200-bfloat16", "graph_ms", 2),
     "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),
