@@ -18,16 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from mrconv._utils.revision import revision
 from mrconv.bench import records
 from mrconv.tasks import task
 
 OPERATORS = ("[MAX", "[MIN", "[MED", "[SM")
 
 
-def measure(folder: Path, data_dir: Path) -> dict[str, Any]:
+def measure(folder: Path, data_dir: Path | None) -> dict[str, Any]:
     """Return the accuracy of the test split, and its share of zeros among predictions, for each operator."""
     evaluation = json.loads((folder / "metrics.json").read_text())
-    options = {key.removeprefix("task."): value for key, value in evaluation["changes"].items()}
+    changes = evaluation["changes"].items()
+    options = {key.removeprefix("task."): value for key, value in changes if key.startswith("task.")}
     data = task("listops", data_dir, **options).prepare()
     split, names = data.splits["test"], np.array(data.vocabulary)
     assert split.offsets is not None
@@ -54,7 +56,7 @@ def main() -> int:
     """Measure all evaluations, print a table and write the record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("evaluations", type=Path, nargs="+", help="folders that `mrconv evaluate` wrote")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder of the data")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data; default: $MRCONV_DATA, else ./data")
     parser.add_argument("--out", type=Path, help="JSON file of the record")
     given = parser.parse_args()
     rows = [measure(folder, given.data_dir) for folder in given.evaluations]
@@ -62,8 +64,8 @@ def main() -> int:
     for row in rows:
         scores = [row["accuracy"], *(row["operators"][name]["accuracy"] for name in OPERATORS)]
         print(f"{row['run']:40} " + " ".join(f"{100 * score:6.2f}" for score in scores))
-    command = shlex.join(["python", *sys.argv])
-    records.write(given.out, {"benchmark": "listops_operators", "command": command, "rows": rows})
+    record = {"benchmark": "listops_operators", "command": shlex.join(["python", *sys.argv]), "revision": revision()}
+    records.write(given.out, {**record, "rows": rows})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md and docs/baselines.md from the records in benchmarks/results.
+"""Write the tables of performance.md, baselines.md and results.md in docs from the records in benchmarks/results.
 
     python benchmarks/tables.py [--check]
 

@@ -39,10 +39,13 @@ def _distances(low: int, high: int, squares: int) -> tuple[int, int]:
 
 def correlations(lags: Sequence[tuple[int, int]], squares: int, device: torch.device) -> Correlations:
     """Return the correlations at lags (lowest, highest) of each signal, for inputs of so many squares."""
+    return _correlations([_distances(low, high, squares) for low, high in lags], device)
+
+
+def _correlations(distances: Sequence[tuple[int, int]], device: torch.device) -> Correlations:
     pairs: list[tuple[int, int, int]] = []
     table = []
-    for n, (low, high) in enumerate(lags):
-        first, last = _distances(low, high, squares)
+    for n, (first, last) in enumerate(distances):
         table.append((len(pairs), first, last))
         pairs += [(n, d, len(pairs) + d - first) for d in range(first, last + 1)]
     return Correlations(int_table(sorted(pairs, key=lambda pair: abs(pair[1])), 3, device), int_table(table, 3, device))
@@ -110,17 +113,17 @@ def correlate(x: Tensor, signals: Tensor, of: Correlations) -> Tensor:
     return out
 
 
-@functools.lru_cache(maxsize=1024)
-def _correlation(low: int, high: int, squares: int, device: torch.device) -> Correlations:
+@functools.cache  # kept for good: captured CUDA graphs read it
+def _at_distances(first: int, last: int, device: torch.device) -> Correlations:
     with torch.inference_mode(False):
-        return correlations([(low, high)], squares, device)
+        return _correlations([(first, last)], device)
 
 
 def correlation_at(x: Tensor, g: Tensor, low: int, high: int) -> Tensor:
     """Return sum_t x[t] g[t + lag] for the lags low .. high, (C, lags) in float32; x and g are (C, B, time)."""
-    squares = x.shape[2] // SQUARE
-    diagonals = correlate(x, g[None], _correlation(low, high, squares, x.device)).view(len(x), -1, 2, SQUARE)
+    first, last = _distances(low, high, x.shape[2] // SQUARE)
+    diagonals = correlate(x, g[None], _at_distances(first, last, x.device)).view(len(x), -1, 2, SQUARE)
     before, here = diagonals.unbind(2)
     sums = (pad(here, (0, 0, 1, 0)) + pad(before, (0, 0, 0, 1))).flatten(1)
-    start = low - (_distances(low, high, squares)[0] - 1) * SQUARE  # the sums begin one distance before the first
+    start = low - (first - 1) * SQUARE  # the sums begin one distance before the first
     return sums[:, start : start + high - low + 1]

@@ -15,6 +15,9 @@ from ..fft_conv.op import fft_conv_backward
 from ..masking.op import mask_sequences
 from ..select import TOEPLITZ_DTYPES
 
+LONGEST_BACKWARD = 4096
+"""The most taps whose gradients are computed on the tensor cores: the backward pass gains less than the forward one."""
+
 
 def toeplitz_conv(
     u: Tensor,
@@ -77,10 +80,10 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     if ctx.gelu:
         before = _toeplitz_conv(u, kernel, bias, None, ctx.lead, False)
         grad = torch.ops.aten.gelu_backward(grad.float(), before.float())
-    if u.dtype == torch.float32:
-        du, dkernel = fft_conv_backward(grad, u, kernel, ctx.lead, True)
-    else:
+    if u.dtype == torch.bfloat16 and kernel.shape[1] <= LONGEST_BACKWARD:  # float16 could overflow
         du, dkernel = _toeplitz_conv_backward(grad, u, kernel, ctx.lead)
+    else:
+        du, dkernel = fft_conv_backward(grad, u, kernel, ctx.lead, True)
     return mask_sequences(du, lengths), dkernel, bias_gradient(grad, bias), None, None, None
 
 
