@@ -26,7 +26,7 @@ OPERATORS = ("[MAX", "[MIN", "[MED", "[SM")
 
 
 def measure(folder: Path, data_dir: Path | None) -> dict[str, Any]:
-    """Return the accuracy of the test split, and its share of zeros among predictions, for each operator."""
+    """Return the accuracy on the test split, and on the expressions of each operator."""
     evaluation = json.loads((folder / "metrics.json").read_text())
     changes = evaluation["changes"].items()
     options = {key.removeprefix("task."): value for key, value in changes if key.startswith("task.")}
@@ -39,17 +39,14 @@ def measure(folder: Path, data_dir: Path | None) -> dict[str, Any]:
     targets, predictions = (np.array([int(row[key]) for row in rows]) for key in ("target", "prediction"))
     if not np.array_equal(targets, split.y):
         raise ValueError(f"{folder}/predictions.csv is not of these expressions: the targets differ")
-    result: dict[str, Any] = {"run": folder.parent.name, "examples": len(rows), "operators": {}}
-    result["accuracy"] = float((predictions == targets).mean())
-    for operator in OPERATORS:
-        of = first == operator
-        result["operators"][operator] = {
-            "examples": int(of.sum()),
-            "accuracy": float((predictions == targets)[of].mean()),
-            "zeros predicted": float((predictions == 0)[of].mean()),
-            "zeros": float((targets == 0)[of].mean()),
-        }
-    return result
+    right = predictions == targets
+    parts = {operator: right[first == operator] for operator in OPERATORS}
+    return {
+        "run": folder.parent.name,
+        "examples": len(right),
+        "accuracy": float(right.mean()),
+        "operators": {name: {"examples": len(part), "accuracy": float(part.mean())} for name, part in parts.items()},
+    }
 
 
 def main() -> int:

@@ -228,12 +228,14 @@ def fractions(name: str, key: str, digits: int) -> str:
 
 def operators() -> str:
     """Return the accuracy on ListOps by the outermost operator."""
+    record = read("listops-operators")
     header, rows = ["run", "all, %"], []
-    for row in read("listops-operators")["rows"]:
+    for row in record["rows"]:
         each = row["operators"]
         header[2:] = [name.removeprefix("[") for name in each]
         rows.append([row["run"], *(number(100 * part["accuracy"], 2) for part in (row, *each.values()))])
-    return markdown(header, rows) + "\n\n([record](../benchmarks/results/listops-operators.json))"
+    line = f"Revision {record['revision'][:7]} ([record](../benchmarks/results/listops-operators.json))."
+    return markdown(header, rows) + "\n\n" + line
 
 
 def launches() -> str:

@@ -237,9 +237,14 @@ def gradients(grad: Tensor, u: Tensor, kernel: Tensor, lead: int) -> tuple[Tenso
         return du, torch.zeros_like(kernel, dtype=torch.float32)
     x, g = time_contiguous(u, TILE.chunk), time_contiguous(grad.to(u.dtype), TILE.chunk)
     _write(g, kernel.flip(1), K - 1 - lead, du, TILE)
-    low, high = -min(lead, L - 1), min(K - lead, L) - 1
+    low, high = _lags(K, lead, L)
     dkernel = correlation_at(x.transpose(0, 1), g.transpose(0, 1), low, high)
     return du, pad(dkernel, (lead + low, K - 1 - lead - high))
+
+
+def _lags(K: int, lead: int, L: int) -> tuple[int, int]:
+    """Return the lowest and the highest lag of K taps at which they overlap an input of length L."""
+    return -min(lead, L - 1), min(K - lead, L) - 1
 
 
 def time_contiguous(u: Tensor, chunk: int, lengths: Tensor | None = None) -> Tensor:
@@ -255,15 +260,15 @@ def _write(
 ) -> None:  # fmt: skip
     """Write the convolution of x, which is contiguous in time, to y (B, C, L), zero from `lengths` (B,) on."""
     L, C = y.shape[2], len(kernel)
-    ahead, behind = min(lead, L - 1), min(kernel.shape[1] - lead, L)
-    first, units = margins(-ahead, behind - 1, tile)
+    low, high = _lags(kernel.shape[1], lead, L)
+    first, units = margins(low, high, tile)
     strip, scale = x.new_empty(C, COPIES, units * 16), x.new_empty(C, dtype=torch.float32)
     _strip_kernel[(C, COPIES)](
-        kernel, strip, scale, *kernel.stride(), lead - ahead, lead + behind, lead + first * 16, units,
+        kernel, strip, scale, *kernel.stride(), lead + low, lead + high + 1, lead + first * 16, units,
         COPIES=COPIES, BL=STRIP_BLOCK,
     )  # fmt: skip
     out = y if lengths is None and _is_time_contiguous(y, tile.chunk) else time_contiguous_empty(y, tile.chunk)
-    conv_time_contiguous(x, strip, scale, bias, out, L, -ahead, behind - 1, gelu, tile)
+    conv_time_contiguous(x, strip, scale, bias, out, L, low, high, gelu, tile)
     if out is not y:
         copy_time_contiguous(y, out, False, lengths)
 
