@@ -5,6 +5,7 @@ import torch
 
 from mrconv import ops
 from mrconv.ops import Algorithm, BranchWeights, Normalization, Taps, select
+from mrconv.ops._common import cached_on_device
 from mrconv.ops.branch_sum.statistics import cumulative_sum_by_doubling
 from mrconv.ops.tap_conv import shifts
 
@@ -280,3 +281,23 @@ def test_running_statistics_change_their_version():
     versions = [x._version for x in running]
     ops.update_running_statistics([running], torch.ones(3), torch.ones(3), torch.tensor(4.0), 0.1)
     assert all(x._version > before for x, before in zip(running, versions, strict=True))
+
+
+def test_constants_that_a_cuda_graph_captures_are_never_evicted(monkeypatch):
+    @cached_on_device(maxsize=2)
+    def make(value, device):
+        return torch.tensor(value, device=device)
+
+    device = torch.device("cpu")
+    with torch.inference_mode():
+        first, second = make(1, device), make(2, device)
+    assert not first.is_inference()
+    assert make(1, device) is first
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert make(1, device) is first
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for value in (3, 4, 5):
+        make(value, device)
+    assert make(1, device) is first
+    assert make(2, device) is not second

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Lags = range | tuple[int, ...]
 """Tap positions: a `range` for a dense kernel, a tuple for scattered taps."""
 
@@ -71,10 +73,37 @@ def constants(numbers: Sequence[float], like: Tensor, dtype: torch.dtype = torch
     return _cached_constants(tuple(numbers), like.device, dtype)
 
 
-@functools.lru_cache(maxsize=2048)
+def cached_on_device(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Cache tensors on a device that depend on hashable, positional arguments only (decorator).
+
+    The last `maxsize` results are kept, and for good those that a CUDA graph captures: it reads their memory later.
+    """
+
+    def decorate(make: Callable[P, T]) -> Callable[P, T]:
+        captured: dict[tuple[Any, ...], T] = {}
+
+        @functools.lru_cache(maxsize)
+        def recent(*key: Any) -> T:
+            with torch.inference_mode(False):
+                return make(*key)  # type: ignore[call-arg]
+
+        @functools.wraps(make)
+        def cached(*key: Any) -> T:
+            if captured and key in captured:
+                return captured[key]
+            result = recent(*key)
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                captured[key] = result
+            return result
+
+        return cast(Callable[P, T], cached)
+
+    return decorate
+
+
+@cached_on_device(maxsize=2048)
 def _cached_constants(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.tensor(numbers, device=device, dtype=dtype)
+    return torch.tensor(numbers, device=device, dtype=dtype)
 
 
 def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

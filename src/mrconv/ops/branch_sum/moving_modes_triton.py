@@ -14,7 +14,6 @@ errors do not accumulate.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from torch import Tensor
 
 import triton
 
-from .._common import compute_dtype, constants
+from .._common import cached_on_device, compute_dtype, constants
 from .._triton import add_parts, allocate_branch_gradients, fold_parts, narrow, tiles, wide, widen
 
 TILE_TIME, TILE_CHANNELS, WARPS = 32, 32, 1  # one channel per thread makes cumulative sums cheapest
@@ -377,36 +376,35 @@ class Tables:
     uneven: tuple[int, ...]  # widths that are not a multiple of their period
 
 
-@functools.lru_cache(maxsize=64)
+@cached_on_device(maxsize=64)
 def tables(
     widths: tuple[int, ...], periods: tuple[int, ...], modes: int, dtype: torch.dtype, device: torch.device
 ) -> Tables:
     """Return the tables of these branches; cached."""
-    with torch.inference_mode(False):
-        W, period = torch.tensor(widths), torch.tensor(periods)[:, None, None]
-        reach = (W + TILE_TIME - 1) // TILE_TIME - 1
-        missing = (reach + 1) * TILE_TIME - W
-        m = torch.arange(modes)[None, :, None]
+    W, period = torch.tensor(widths), torch.tensor(periods)[:, None, None]
+    reach = (W + TILE_TIME - 1) // TILE_TIME - 1
+    missing = (reach + 1) * TILE_TIME - W
+    m = torch.arange(modes)[None, :, None]
 
-        def cos_sin(times: Tensor) -> Tensor:
-            """Return cos and sin of w times (N or 1, n), reduced exactly to one period: (N, modes, 2, n)."""
-            angle = ((m * times[:, None]) % period).double() * (2 * math.pi) / period
-            return torch.stack([angle.cos(), angle.sin()], 2)
+    def cos_sin(times: Tensor) -> Tensor:
+        """Return cos and sin of w times (N or 1, n), reduced exactly to one period: (N, modes, 2, n)."""
+        angle = ((m * times[:, None]) % period).double() * (2 * math.pi) / period
+        return torch.stack([angle.cos(), angle.sin()], 2)
 
-        j = torch.arange(TILE_TIME)
-        phases = cos_sin(j[None])
-        late = phases * (j >= missing[:, None])[:, None, None]
-        edges = cos_sin(W[:, None])[..., 0]
-        edges[..., 0] = 1 - edges[..., 0]
-        steps = cos_sin(TILE_TIME * torch.cat([torch.arange(STEPS + 1).expand(len(widths), -1), reach[:, None]], 1))
-        shapes = torch.stack([W, reach, (missing > 0) & (reach > 0)], 1)
-        return Tables(
-            shapes.to(device, torch.int32),
-            torch.stack([phases, late, phases - late], 1).to(device, dtype),
-            edges.to(device, dtype),
-            steps.to(device),
-            tuple(w for w, n in zip(widths, periods, strict=True) if w % n),
-        )
+    j = torch.arange(TILE_TIME)
+    phases = cos_sin(j[None])
+    late = phases * (j >= missing[:, None])[:, None, None]
+    edges = cos_sin(W[:, None])[..., 0]
+    edges[..., 0] = 1 - edges[..., 0]
+    steps = cos_sin(TILE_TIME * torch.cat([torch.arange(STEPS + 1).expand(len(widths), -1), reach[:, None]], 1))
+    shapes = torch.stack([W, reach, (missing > 0) & (reach > 0)], 1)
+    return Tables(
+        shapes.to(device, torch.int32),
+        torch.stack([phases, late, phases - late], 1).to(device, dtype),
+        edges.to(device, dtype),
+        steps.to(device),
+        tuple(w for w, n in zip(widths, periods, strict=True) if w % n),
+    )
 
 
 class MovingModes:

@@ -12,7 +12,6 @@ next to the edges.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from torch.fft import rfft
 
 import triton
 
-from .._common import INTERPRETED, compute_dtype
+from .._common import INTERPRETED, cached_on_device, compute_dtype
 from ..fft_conv.triton_kernels import (
     ROWS_CHANNELS,
     ROWS_TIME,
@@ -56,7 +55,7 @@ class Plan:
     short: CirclePlan | None
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_on_device(maxsize=1024)
 def _plan(sizes: tuple[int, ...], causal: int, L: int, limit: int, device: torch.device) -> Plan:
     n, N = aligned_length(2 * L), len(sizes)
     starts = tuple(itertools.accumulate(sizes, initial=0))[:-1]
@@ -78,8 +77,7 @@ def _plan(sizes: tuple[int, ...], causal: int, L: int, limit: int, device: torch
     )
     tails = tail_plan(short, cut, starts, causal, device) if short else None
     m = aligned_length(2 * max((cut[k] for k in near if k >= 0), default=1))
-    with torch.inference_mode(False):
-        tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, long or [-1], near)]
+    tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, long or [-1], near)]
     circles = CirclePlan(n, tables[1], 1, len(long)), CirclePlan(m, tables[2], len(both), windowed) if near else None
     return Plan(tails, directions, tables[0], *circles)
 

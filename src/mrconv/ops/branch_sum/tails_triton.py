@@ -11,7 +11,6 @@ The inputs next to the edges are pairs of sequences, in the layout of `edge_kern
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
+
+from .._common import cached_on_device
 
 BLOCK, CHUNK, WARPS = 64, 32, 4  # of a product: sides of a tile, the length that it sums over, warps
 DIAGONALS = 32  # per program of one warp, which walks along them
@@ -156,7 +157,7 @@ class TailPlan:
     tiles: Tensor  # (tiles, 2): the tiles of a symmetric matrix
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_on_device(maxsize=1024)
 def tail_plan(
     short: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[int, ...], causal: int, device: torch.device
 ) -> TailPlan:
@@ -171,9 +172,8 @@ def tail_plan(
     ranges = [(begin, end) for begin, end in ((0, middle), (middle, len(short))) if begin < end]
     N = max(BLOCK, triton.next_power_of_2(max(row[1] for row in table)))
     tiles = [(i, j) for i in range(N // BLOCK) for j in range(i, N // BLOCK)]
-    with torch.inference_mode(False):
-        tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, ranges, tiles)]
-        return TailPlan(N, int(middle == 0), max(1, column), *tables)
+    tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (table, ranges, tiles)]
+    return TailPlan(N, int(middle == 0), max(1, column), *tables)
 
 
 class Tails:

@@ -5,7 +5,6 @@ A branch is short up to SHORT_BRANCH taps, else long. Triton kernels read the ta
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 
 import triton
 
+from .._common import cached_on_device
 from ..toeplitz_conv.correlation_triton import SQUARE, Correlations, correlations, int_table
 from ..toeplitz_conv.triton_kernels import Tile, margins, reached
 
@@ -94,7 +94,7 @@ def plan_for(sizes: Sequence[int], causal: int, L: int, device: torch.device) ->
     return _plan(tuple(sizes), causal, blocks, device)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_on_device(maxsize=1024)
 def _plan(sizes: tuple[int, ...], causal: int, blocks: int, device: torch.device) -> Plan:
     N, starts, reach = len(sizes), [0, *itertools.accumulate(sizes)], blocks * TILE.block
     lags = [(-min(size, reach), -1) if n >= causal else (0, min(size, reach) - 1) for n, size in enumerate(sizes)]
@@ -110,24 +110,23 @@ def _plan(sizes: tuple[int, ...], causal: int, blocks: int, device: torch.device
     most = max(map(len, short))
     edge = max(16, triton.next_power_of_2(max(few))) if most else 0
     each = [(n, 1, *lags[n]) for n in long]
-    with torch.inference_mode(False):
-        return Plan(
-            branches=int_table(table, 5, device),
-            directions=directions,
-            first=first,
-            longest=max(sizes),
-            long=long,
-            short_taps=sum(few),
-            short=int_table([each + [-1] * (most - len(each)) for each in short], most, device)
-            if most
-            else int_table([], 1, device),
-            edge=edge,
-            each=_strips(each, device, tile=BRANCH_TILE),
-            merged=_strips([(0, N, *ends)], device),
-            back=_strips([(0, N, *ends), *each], device, True),
-            energy=_strips([(0, 0, 1 - edge, edge - 1)] * 2 if edge else [], device),
-            lags=ends,
-            cross=correlations([ends], reach // SQUARE, device),
-            own=correlations([lags[n] for n in long], reach // SQUARE, device),
-            auto=correlations([(0, edge - 1)] if edge else [], reach // SQUARE, device),
-        )
+    return Plan(
+        branches=int_table(table, 5, device),
+        directions=directions,
+        first=first,
+        longest=max(sizes),
+        long=long,
+        short_taps=sum(few),
+        short=int_table([each + [-1] * (most - len(each)) for each in short], most, device)
+        if most
+        else int_table([], 1, device),
+        edge=edge,
+        each=_strips(each, device, tile=BRANCH_TILE),
+        merged=_strips([(0, N, *ends)], device),
+        back=_strips([(0, N, *ends), *each], device, True),
+        energy=_strips([(0, 0, 1 - edge, edge - 1)] * 2 if edge else [], device),
+        lags=ends,
+        cross=correlations([ends], reach // SQUARE, device),
+        own=correlations([lags[n] for n in long], reach // SQUARE, device),
+        auto=correlations([(0, edge - 1)] if edge else [], reach // SQUARE, device),
+    )

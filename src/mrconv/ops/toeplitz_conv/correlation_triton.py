@@ -7,7 +7,6 @@ distance d, and e - SQUARE of distance d + 1.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from torch.nn.functional import pad
 
 import triton
 
-from .._common import INTERPRETED
+from .._common import INTERPRETED, cached_on_device
 
 SQUARE = 64  # positions along each side of the products that are summed along diagonals
 CORRELATE = {"STAGES": 3, "num_warps": 4}
@@ -113,10 +112,9 @@ def correlate(x: Tensor, signals: Tensor, of: Correlations) -> Tensor:
     return out
 
 
-@functools.cache  # kept for good: captured CUDA graphs read it
+@cached_on_device(maxsize=1024)
 def _at_distances(first: int, last: int, device: torch.device) -> Correlations:
-    with torch.inference_mode(False):
-        return _correlations([(first, last)], device)
+    return _correlations([(first, last)], device)
 
 
 def correlation_at(x: Tensor, g: Tensor, low: int, high: int) -> Tensor:
