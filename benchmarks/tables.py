@@ -226,6 +226,19 @@ def fractions(name: str, key: str, digits: int) -> str:
     return markdown(["layer (batch x length x channels)", *parts], rows) + "\n\n" + source(name)
 
 
+def gradients() -> str:
+    """Return the training steps of one dense convolution by the way its gradients are computed."""
+    name = "toeplitz-gradients-h200"
+    rows = []
+    for row in read(name)["rows"]:
+        shape, training = row["shape"], row["training"]
+        taps = shape["length"] * (1 + shape["bidirectional"])
+        ms = [number(result["graph_ms"], 2) for result in training.values()]
+        rows.append([f"{shape['length']:,}", f"{taps:,}", *ms])
+    header = ["positions", "taps", "on the tensor cores", "gradients by FFT", "all by FFT"]
+    return markdown(header, rows) + "\n\n" + source(name)
+
+
 def operators() -> str:
     """Return the accuracy on ListOps by the outermost operator."""
     record = read("listops-operators")
@@ -277,6 +290,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "launches": launches,
     "costs": costs,
     "epochs": epochs,
+    "gradients": gradients,
     "operators": operators,
     "fractions, cpu": lambda: fractions("stats-fraction-cpu", "ms", 0),
     "fractions, h200": lambda: fractions("stats-fraction-h200-bfloat16", "graph_ms", 2),
