@@ -9,6 +9,7 @@ A table stands between `<!-- table NAME -->` and `<!-- end -->`. With --check no
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import sys
@@ -16,6 +17,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from mrconv.training.paper_numbers import OTHERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("performance", "baselines", "results")]
@@ -251,6 +254,21 @@ def operators() -> str:
     return markdown(header, rows) + "\n\n" + line
 
 
+def ablation() -> str:
+    """Return the ablation on ListOps over six epochs; rows whose runs are not recorded are left out."""
+    rows = []
+    for variant, paper in OTHERS["listops-base"].items():
+        folder = ROOT / "results" / f"listops-base-{variant}-epochs6-task.test_size20000-seed0"
+        if folder.exists():
+            result = json.loads((folder / "result.json").read_text())
+            with (folder / "metrics.csv").open(newline="") as file:
+                *_, last = csv.DictReader(file)
+            scores = (float(last["train/accuracy"]), *(result["accuracy"][split] for split in ("val", "test")))
+            cells = (number(100 * score, 2) for score in scores)
+            rows.append([f"`{variant}`", f"{result['parameters']:,}", *cells, number(paper, 2)])
+    return markdown(["variant", "parameters", "training, %", "validation, %", "test, %", "paper, test, %"], rows)
+
+
 def launches() -> str:
     """Return the launches of one layer."""
     record = read("launches-h200")
@@ -289,6 +307,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "others": others,
     "launches": launches,
     "costs": costs,
+    "ablation": ablation,
     "epochs": epochs,
     "gradients": gradients,
     "operators": operators,
