@@ -12,6 +12,7 @@ import argparse
 import csv
 import json
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -254,19 +255,34 @@ def operators() -> str:
     return markdown(header, rows) + "\n\n" + line
 
 
-def ablation() -> str:
-    """Return the ablation on ListOps over six epochs; rows whose runs are not recorded are left out."""
+def ablation(pattern: str, paper: bool) -> str:
+    """Return the ablation on ListOps from the recorded runs of each variant; variants without any are left out."""
     rows = []
-    for variant, paper in OTHERS["listops-base"].items():
-        folder = ROOT / "results" / f"listops-base-{variant}-epochs6-task.test_size20000-seed0"
-        if folder.exists():
-            result = json.loads((folder / "result.json").read_text())
-            with (folder / "metrics.csv").open(newline="") as file:
-                *_, last = csv.DictReader(file)
-            scores = (float(last["train/accuracy"]), *(result["accuracy"][split] for split in ("val", "test")))
-            cells = (number(100 * score, 2) for score in scores)
-            rows.append([f"`{variant}`", f"{result['parameters']:,}", *cells, number(paper, 2)])
-    return markdown(["variant", "parameters", "training, %", "validation, %", "test, %", "paper, test, %"], rows)
+    for variant, accuracy in OTHERS["listops-base"].items():
+        folders = sorted((ROOT / "results").glob(pattern.format(variant)))
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+        columns = [
+            [last_epoch(folder)["train/accuracy"] for folder in folders],
+            *([result["accuracy"][split] for result in results] for split in ("val", "test")),
+        ]
+        if results:
+            cells = [f"`{variant}`", f"{results[0]['parameters']:,}", *map(mean_percent, columns)]
+            rows.append([*cells, number(accuracy, 2)] if paper else cells)
+    header = ["variant", "parameters", "training, %", "validation, %", "test, %"]
+    return markdown([*header, "paper, test, %"] if paper else header, rows)
+
+
+def last_epoch(run: Path) -> dict[str, float]:
+    """Return the scores of a run's last epoch."""
+    with (run / "metrics.csv").open(newline="") as file:
+        *_, last = csv.DictReader(file)
+    return {name: float(value) for name, value in last.items()}
+
+
+def mean_percent(scores: Sequence[float]) -> str:
+    """Return the mean of accuracies in percent, with the standard deviation of several."""
+    mean = number(100 * statistics.mean(scores), 2)
+    return mean if len(scores) == 1 else f"{mean} ± {100 * statistics.stdev(scores):.2f}"
 
 
 def launches() -> str:
@@ -307,7 +323,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "others": others,
     "launches": launches,
     "costs": costs,
-    "ablation": ablation,
+    "ablation": lambda: ablation("listops-base-{}-epochs6-task.test_size20000-seed0", paper=True),
+    "ablation, demo": lambda: ablation("demo-{}-task.test_size10000-seed*", paper=False),
     "epochs": epochs,
     "gradients": gradients,
     "operators": operators,
