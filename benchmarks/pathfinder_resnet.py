@@ -75,7 +75,7 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor, batch: int) -> float:
     """Return the accuracy on a split."""
     model.eval()
     pairs = zip(x.split(batch), y.split(batch), strict=True)
-    right = [(logits(model, scaled(images)).argmax(1) == classes).sum() for images, classes in pairs]
+    right = [(logits(model, scaled(part)).argmax(1) == classes).sum() for part, classes in pairs]
     model.train()
     return torch.stack(right).sum().item() / len(y)
 
@@ -89,10 +89,10 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 def train(
     model: nn.Module, data: dict[str, tuple[Tensor, Tensor]], given: argparse.Namespace
 ) -> list[dict[str, float]]:
-    """Train with SGD and one cycle of the learning rate; return the scores of every epoch."""
+    """Train with SGD and one cycle of learning rate and momentum; return the scores of every epoch."""
     x, y = data["train"]
     steps = len(x) // given.batch
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, given.epochs * steps, pct_start=0.2)
     epochs = []
     for epoch in range(given.epochs):
