@@ -222,7 +222,8 @@ def test_experiments_are_listed_and_shown(capsys):
     assert max(map(len, lines)) <= 120
     (listops,) = [line for line in lines if line.startswith("listops-base ")]
     assert listops.split()[1:3] == ["dilated,", "fourier,"]
-    assert "demo" in lines
+    assert "shakespeare" in lines  # without variants
+    assert any(line.startswith("demo ") and "ablation-depth" in line for line in lines)
     assert main(["train", "--show", "experiment=listops-base", "variant=ablation-dense"]) == 0
     shown = capsys.readouterr().out
     assert "name: listops-base-ablation-dense\n" in shown
