@@ -12,7 +12,6 @@ import argparse
 import csv
 import json
 import re
-import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mrconv.training.paper_numbers import OTHERS
+from mrconv.training.report import mean_and_deviation
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("performance", "baselines", "results")]
@@ -266,7 +266,8 @@ def ablation(pattern: str, paper: bool) -> str:
             *([result["accuracy"][split] for result in results] for split in ("val", "test")),
         ]
         if results:
-            cells = [f"`{variant}`", f"{results[0]['parameters']:,}", *map(mean_percent, columns)]
+            scores = [mean_and_deviation([100 * score for score in column]) for column in columns]
+            cells = [f"`{variant}`", f"{results[0]['parameters']:,}", *scores]
             rows.append([*cells, number(accuracy, 2)] if paper else cells)
     header = ["variant", "parameters", "training, %", "validation, %", "test, %"]
     return markdown([*header, "paper, test, %"] if paper else header, rows)
@@ -277,12 +278,6 @@ def last_epoch(run: Path) -> dict[str, float]:
     with (run / "metrics.csv").open(newline="") as file:
         *_, last = csv.DictReader(file)
     return {name: float(value) for name, value in last.items()}
-
-
-def mean_percent(scores: Sequence[float]) -> str:
-    """Return the mean of accuracies in percent, with the standard deviation of several."""
-    mean = number(100 * statistics.mean(scores), 2)
-    return mean if len(scores) == 1 else f"{mean} ± {100 * statistics.stdev(scores):.2f}"
 
 
 def launches() -> str:
