@@ -319,7 +319,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "launches": launches,
     "costs": costs,
     "ablation": lambda: ablation("listops-base-{}-epochs6-task.test_size20000-seed0", paper=True),
-    "ablation, demo": lambda: ablation("demo-{}-mask_padding-true-task.test_size10000-seed*", paper=False),
+    "ablation, demo": lambda: ablation("demo-{}-task.test_size10000-seed*", paper=False),
     "epochs": epochs,
     "gradients": gradients,
     "operators": operators,
