@@ -220,9 +220,68 @@ def test_labels_of_mixed_images_are_the_fractions_of_their_classes(mixup, cutmix
 
 def test_the_default_experiment_does_not_augment():
     batch = Batch(torch.randn(4, 3, 8, 8), torch.arange(4))
-    same = augment.augment(batch, Experiment(), 4)
+    same = augment.augment(batch, Experiment(), images())
     assert same.x is batch.x
     assert same.y is batch.y
+
+
+def test_rotations_are_the_four_by_right_angles():
+    x = torch.arange(50.0).reshape(1, 2, 5, 5).expand(200, 2, 5, 5)
+    every = [x[0].rot90(k, (1, 2)) for k in range(4)]
+    found = [[torch.equal(rotated, each) for each in every].index(True) for rotated in augment.rotate(x)]
+    assert set(found) == {0, 1, 2, 3}
+
+
+def pixels(data):
+    """Return images as sequences of pixels."""
+    height, width = data.image_size
+    splits = {
+        name: dataclasses.replace(split, x=split.x.reshape(len(split), -1, data.channels))
+        for name, split in data.splits.items()
+    }
+    return dataclasses.replace(data, encoder="values", splits=splits, facts={"height": height, "width": width})
+
+
+def test_pixels_in_a_sequence_are_augmented_like_an_image():
+    recipe = Experiment(crop=3, flip=True, rotate=True, erasing=0.5, cutmix=1.0)
+    data = images()
+    batches = [next(iter(data_loader(each, "val", 8))) for each in (data, pixels(data))]
+    augmented = []
+    for batch, each in zip(batches, (data, pixels(data)), strict=True):
+        torch.manual_seed(1)
+        augmented.append(augment.augment(batch, recipe, each))
+    image, sequence = augmented
+    assert torch.equal(sequence.x, image.x.flatten(2).transpose(1, 2))
+    assert torch.equal(sequence.y, image.y)
+    assert not torch.equal(sequence.x, batches[1].x)
+
+
+def test_a_run_on_pixels_augments_its_training_batches_only(tmp_path, monkeypatch):
+    data, calls = pixels(images()), []
+    monkeypatch.setattr(loop, "prepare", lambda *_: data)
+    monkeypatch.setattr(
+        "mrconv.training.datamodule.augment", lambda *args: calls.append(args) or augment.augment(*args)
+    )
+    experiment = Experiment(
+        task="image", depth=1, d_model=4, batch_size=4, epochs=1, flip=True, rotate=True, mixup=0.2, accelerator="cpu"
+    )
+    loop.train(experiment, tmp_path / "run", quiet=True)
+    assert len(calls) == 4  # 16 training images; those of validation, test and statistics are as they are
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rotate": True}, "rotate needs square images; cifar has 32 x 16 pixels"),
+        ({"mixup": 0.5, "target": "labels"}, "mixup and cutmix are for classes; cifar has target=labels"),
+        ({"dims": [4]}, "dims can only be used with images; cifar has sequences"),
+    ],
+)
+def test_keys_that_do_not_fit_sequences_of_pixels_are_rejected(change, message):
+    data = dataclasses.replace(pixels(images()), target=change.get("target", "class"))
+    data = dataclasses.replace(data, facts={"height": 32, "width": 16})
+    with pytest.raises(ValueError, match=message):
+        TaskData(Experiment(task="folder", **change), data)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -261,5 +320,5 @@ def test_a_folder_of_rectangular_images_trains_predicts_and_evaluates(tmp_path):
 
 def test_options_of_sequences_are_rejected():
     experiment = small(compose(["experiment=cifar-mrconvnext"]), tie_dropout=False, depth=3)
-    with pytest.raises(ValueError, match=r"^depth, tie_dropout can only be used with sequences; cifar is a"):
+    with pytest.raises(ValueError, match=r"^depth, tie_dropout can only be used with sequences; cifar has images"):
         TaskData(experiment, images())

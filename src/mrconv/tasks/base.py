@@ -136,6 +136,11 @@ class Prepared:
         return -(-stored // (self.length - self.facts["context"]))
 
     @property
+    def has_images(self) -> bool:
+        """Whether the examples are images, as such or as sequences of their pixels in raster order."""
+        return self.encoder == "image" or "height" in self.facts
+
+    @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images."""
         if "height" in self.facts:

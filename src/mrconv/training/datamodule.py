@@ -33,9 +33,8 @@ from .metrics import monitorable
 from .run_names import changed_keys
 
 RESIDENT_FRACTION = 0.25  # of a GPU's memory that a resident split may occupy
-IMAGE_KEYS = (
-    "depths", "dims", "kernel_sizes", "drop_path", "randaugment", "crop", "flip", "erasing", "mixup", "cutmix",
-)  # fmt: skip
+IMAGE_KEYS = ("depths", "dims", "kernel_sizes", "drop_path", "randaugment")
+AUGMENTATION_KEYS = ("crop", "flip", "rotate", "erasing", "mixup", "cutmix")  # of images and of sequences of pixels
 SEQUENCE_KEYS = (
     "kernel_size", "bidirectional", "d_model", "depth", "block_norm", "prenorm", "tie_dropout", "mask_padding", "pool",
 )  # fmt: skip
@@ -108,13 +107,7 @@ class TaskData(pl.LightningDataModule):
         self.experiment, self.data = experiment, data
         if "train" not in data.splits or not {"val", "test"} & set(data.splits):
             raise ValueError(f"{data.name} needs a train split and val or test; it has {', '.join(data.splits)}")
-        images = data.encoder == "image"
-        others, kind, verb = (SEQUENCE_KEYS, "sequences", "is") if images else (IMAGE_KEYS, "images", "is not")
-        changed = changed_keys(dataclasses.asdict(experiment), {})
-        if given := [name for name in others if name in changed]:
-            raise ValueError(f"{', '.join(given)} can only be used with {kind}; {data.name} {verb} a task of images")
-        if experiment.randaugment and not data.facts.get("files"):
-            raise ValueError(f"randaugment needs image files; {data.name} has arrays")
+        self.augmented = check_image_keys(experiment, data)
         self.monitored = "val" if "val" in data.splits else "test"
         self.monitored_metric = experiment.monitor or data.metric
         if self.monitored_metric not in (names := monitorable(data)):
@@ -195,7 +188,26 @@ class TaskData(pl.LightningDataModule):
         return batch.to(device, non_blocking=True)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Augment a training batch of images."""
-        if self.data.encoder != "image" or self.trainer is None or not self.trainer.training:
+        """Augment a training batch."""
+        if not self.augmented or self.trainer is None or not self.trainer.training:
             return batch
-        return augment(batch, self.experiment, len(self.data.classes))
+        return augment(batch, self.experiment, self.data)
+
+
+def check_image_keys(experiment: Experiment, data: Prepared) -> list[str]:
+    """Return the keys that augment batches; raise ValueError for a key that does not fit the data."""
+    e, images = experiment, data.encoder == "image"
+    changed = changed_keys(dataclasses.asdict(e), {})
+    given = [name for name in AUGMENTATION_KEYS if name in changed]
+    wrong = [name for name in (SEQUENCE_KEYS if images else IMAGE_KEYS) if name in changed]
+    wrong += [] if data.has_images else given
+    if wrong:
+        other, kind = ("sequences", "images") if images else ("images", "sequences")
+        raise ValueError(f"{', '.join(wrong)} can only be used with {other}; {data.name} has {kind}")
+    if e.randaugment and not data.facts.get("files"):
+        raise ValueError(f"randaugment needs image files; {data.name} has arrays")
+    if (e.mixup or e.cutmix) and data.target != "class":
+        raise ValueError(f"mixup and cutmix are for classes; {data.name} has target={data.target}")
+    if e.rotate and len(set(data.image_size)) == 2:
+        raise ValueError("rotate needs square images; {} has {} x {} pixels".format(data.name, *data.image_size))
+    return given

@@ -1,4 +1,4 @@
-"""Augmentation of training batches of images on their device: crop, flip, erasing, mixup and CutMix.
+"""Augmentation of training batches of images on their device: crop, flip, rotation, erasing, mixup and CutMix.
 
 All random numbers come from torch's generators, whose states are saved in checkpoints. Nothing synchronises with the
 device.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mrconv.tasks import Batch
+from mrconv.tasks import Batch, Prepared
 
 from .experiment import Experiment
 
@@ -21,15 +21,25 @@ ERASED_AREA = (0.02, 1 / 3)  # fraction of an image
 ERASED_ASPECT = (0.3, 1 / 0.3)  # height over width
 
 
-def augment(batch: Batch, experiment: Experiment, classes: int) -> Batch:
-    """Return an augmented batch of images; the labels of mixed images are probabilities (B, classes)."""
+def augment(batch: Batch, experiment: Experiment, data: Prepared) -> Batch:
+    """Return an augmented batch of images, or of sequences of their pixels.
+
+    The labels of mixed images are probabilities (B, classes).
+    """
     e, x, y = experiment, batch.x, batch.y
+    flattened = data.encoder != "image"
+    if flattened:
+        x = x.unflatten(1, data.image_size).permute(0, 3, 1, 2)
     if e.crop or e.flip:
         x = crop_and_flip(x, e.crop, e.flip)
+    if e.rotate:
+        x = rotate(x)
     if e.erasing:
         x = erase(x, e.erasing)
     if e.mixup or e.cutmix:
-        x, y = mix(x, y, classes, e.mixup, e.cutmix)
+        x, y = mix(x, y, len(data.classes), e.mixup, e.cutmix)
+    if flattened:
+        x = x.permute(0, 2, 3, 1).flatten(1, 2)
     return dataclasses.replace(batch, x=x, y=y)
 
 
@@ -43,6 +53,13 @@ def crop_and_flip(x: Tensor, margin: int, flip: bool) -> Tensor:
     image = torch.arange(B, device=x.device)[:, None, None]
     padded = F.pad(x, (margin,) * 4).permute(0, 2, 3, 1)
     return padded[image, (rows + top)[:, :, None], (columns + left)[:, None, :]].permute(0, 3, 1, 2)
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Rotate each image of (B, C, H, H) by a random multiple of a right angle."""
+    turns = torch.randint(4, (len(x),), device=x.device)
+    every = torch.stack([x.rot90(k, (2, 3)) for k in range(4)])
+    return every[turns, torch.arange(len(x), device=x.device)]
 
 
 def erase(x: Tensor, probability: float) -> Tensor:
