@@ -12,6 +12,7 @@ import argparse
 import csv
 import json
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from mrconv.training.paper_numbers import OTHERS
 from mrconv.training.report import mean_and_deviation
 
 ROOT = Path(__file__).parents[1]
+MIXERS = ("mrconv", "s4", "s4d", "s5", "longconv", "sgconv", "mega", "mamba", "attention")
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("performance", "baselines", "results")]
 TIMINGS = ("compile_graph_ms", "graph_ms", "ms")
 DENSE = "merged, dense"
@@ -38,6 +40,7 @@ PAPER = {
 }  # fmt: skip
 """Speed relative to S4 in inference on Text and Image that the paper reports."""
 Record = Mapping[str, Any]
+Column = Callable[[str, list[Record]], str]
 
 
 def read(name: str) -> Record:
@@ -256,10 +259,28 @@ def operators() -> str:
 
 
 def ablation(pattern: str, paper: bool) -> str:
-    """Return the ablation on ListOps from the recorded runs of each variant; variants without any are left out."""
+    """Return the ablation on ListOps from the recorded runs of each variant."""
+    variants = OTHERS["listops-base"]
+    more: dict[str, Column] = {"paper, test, %": lambda variant, _: number(variants[variant], 2)} if paper else {}
+    return recorded_runs("variant", {variant: pattern.format(variant) for variant in variants}, more)
+
+
+def mixers(pattern: str) -> str:
+    """Return the runs of MRConv and of baselines in the same recipe; `pattern` has the place of the mixer's name."""
+    patterns = {name: pattern.format("" if name == "mrconv" else f"-{name}") for name in MIXERS}
+    more = {"minutes": lambda _, results: number(statistics.mean(result["seconds"] for result in results) / 60, 1)}
+    return recorded_runs("mixer", patterns, more)
+
+
+def recorded_runs(first: str, patterns: Mapping[str, str], more: Mapping[str, Column]) -> str:
+    """Return the scores of recorded runs, a row for each pattern of folders that has any.
+
+    `more` has further columns, which are functions of a row's name and results.
+    """
+    header = [first, "parameters", "training, %", "validation, %", "test, %", *more]
     rows = []
-    for variant, accuracy in OTHERS["listops-base"].items():
-        folders = sorted((ROOT / "results").glob(pattern.format(variant)))
+    for name, pattern in patterns.items():
+        folders = sorted((ROOT / "results").glob(pattern))
         results = [json.loads((folder / "result.json").read_text()) for folder in folders]
         columns = [
             [last_epoch(folder)["train/accuracy"] for folder in folders],
@@ -267,10 +288,9 @@ def ablation(pattern: str, paper: bool) -> str:
         ]
         if results:
             scores = [mean_and_deviation([100 * score for score in column]) for column in columns]
-            cells = [f"`{variant}`", f"{results[0]['parameters']:,}", *scores]
-            rows.append([*cells, number(accuracy, 2)] if paper else cells)
-    header = ["variant", "parameters", "training, %", "validation, %", "test, %"]
-    return markdown([*header, "paper, test, %"] if paper else header, rows)
+            others = [column(name, results) for column in more.values()]
+            rows.append([f"`{name}`", f"{results[0]['parameters']:,}", *scores, *others])
+    return markdown(header, rows)
 
 
 def last_epoch(run: Path) -> dict[str, float]:
@@ -320,6 +340,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "costs": costs,
     "ablation": lambda: ablation("listops-base-{}-epochs6-task.test_size20000-seed0", paper=True),
     "ablation, demo": lambda: ablation("demo-{}-task.test_size10000-seed*", paper=False),
+    "mixers, demo": lambda: mixers("demo{}-task.test_size10000-seed*"),
+    "mixers, demo, 20 epochs": lambda: mixers("demo{}-epochs20-task.test_size10000-seed*"),
     "epochs": epochs,
     "gradients": gradients,
     "operators": operators,
