@@ -28,12 +28,39 @@ def test_a_record_has_no_checkpoints_and_is_evaluated_as_the_run(finished, tmp_p
     assert {path.name for path in record.iterdir()} == {
         "config.yaml", "environment.json", "metrics.csv", "result.json", "model",
     }  # fmt: skip
-    for name in ("result.json", "model/model.safetensors"):
+    for name in ("metrics.csv", "model/model.safetensors"):
         assert (record / name).read_bytes() == (finished / name).read_bytes()
-    assert main(["evaluate", str(record)]) == 0
+    assert main(["evaluate", str(record), f"data_dir={finished.parent / 'data'}"]) == 0
     scores = json.loads((record / "metrics.json").read_text())["splits"]
     expected = json.loads((finished / "result.json").read_text())["merged_accuracy"]
     assert {split: each["accuracy"] for split, each in scores.items()} == pytest.approx(expected)
+
+
+def test_a_record_has_no_absolute_paths_of_folders(finished, tmp_path):
+    shutil.copytree(finished, run := tmp_path / "runs" / "tiny-seed0")
+    command = f"mrconv train -m experiment=listops-base seed=0,1 'data_dir={tmp_path}/my data' out={tmp_path} lr=0.01"
+    for name in ("environment.json", "result.json"):
+        content = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps(content | {"command": command, "before": [{"command": command}]}))
+    (run / "evaluate-rate0.5").mkdir()
+    evaluation = {"settings": [f"data_dir={tmp_path}", "rate=0.5"], "changes": {"rate": 0.5}, "splits": {}}
+    (run / "evaluate-rate0.5" / "metrics.json").write_text(json.dumps(evaluation))
+    record = recorded_run.record(run, tmp_path / "results")
+    for path in record.glob("**/*.*"):
+        if path.suffix in (".json", ".yaml", ".csv", ".md"):
+            assert str(tmp_path.parent) not in path.read_text()
+    left = "mrconv train -m experiment=listops-base seed=0,1 lr=0.01"
+    environment = json.loads((record / "environment.json").read_text())
+    assert [environment["command"], environment["before"][0]["command"]] == [left, left]
+    assert json.loads((record / "evaluate-rate0.5" / "metrics.json").read_text())["settings"] == ["rate=0.5"]
+    assert rundir.read_run(record).data_dir is None
+    assert len(result_files.collect([run, record])) == 1
+
+
+def test_relative_folders_and_other_values_stay_in_a_record():
+    content = {"data_dir": "data", "out": "results/probes", "seconds": 1.5, "command": "mrconv train out=runs data=/a"}
+    assert result_files.portable(content) == content
+    assert result_files.portable({"command": "it's no command"}) == {"command": "it's no command"}
 
 
 def test_a_record_of_a_record_leaves_the_first_as_it_is(finished, tmp_path):
@@ -54,10 +81,10 @@ def test_a_record_has_the_metrics_of_other_evaluations(finished, tmp_path):
     shutil.copytree(finished, run := tmp_path / "runs" / "tiny-seed0")
     for name in ("metrics.json", "predictions.csv"):
         (run / "evaluate-rate0.5").mkdir(exist_ok=True)
-        (run / "evaluate-rate0.5" / name).write_text(name)
+        (run / "evaluate-rate0.5" / name).write_text('{"merged": true}')
     record = recorded_run.record(run, tmp_path)
     assert [path.name for path in (record / "evaluate-rate0.5").iterdir()] == ["metrics.json"]
-    assert (record / "evaluate-rate0.5" / "metrics.json").read_text() == "metrics.json"
+    assert (record / "evaluate-rate0.5" / "metrics.json").read_text() == '{\n "merged": true\n}\n'
 
 
 def test_matrices_are_rounded_and_the_record_notes_it(finished, tmp_path):
@@ -70,7 +97,8 @@ def test_matrices_are_rounded_and_the_record_notes_it(finished, tmp_path):
         assert tensor.dtype == (torch.bfloat16 if name in matrices else exact[name].dtype)
         assert torch.equal(tensor, exact[name].to(tensor.dtype))
     note = {"rounded_matrices": "bfloat16"}
-    assert json.loads((record / "result.json").read_text()) == json.loads((finished / "result.json").read_text()) | note
+    exact_result = result_files.portable(json.loads((finished / "result.json").read_text()))
+    assert json.loads((record / "result.json").read_text()) == exact_result | note
     model = mrconv.SequenceClassifier.from_pretrained(record / "model")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.results == mrconv.SequenceClassifier.from_pretrained(finished / "model").results | note

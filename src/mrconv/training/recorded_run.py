@@ -12,26 +12,26 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from .._utils.files import atomic_write
-from ..hub import CARD, MODEL, WEIGHTS
+from ..hub import CARD, MODEL, WEIGHTS, read_json
 from . import rundir
 from .checkpoints import METRICS
-from .result_files import EVALUATIONS, ROUNDED
+from .result_files import EVALUATIONS, ROUNDED, portable
 
-FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, rundir.RESULT)
 NOTE = "These are the scores before matrices were rounded to bfloat16."
 
 
 def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
     """Copy settings, scores and trained model of a finished run to `out`/NAME, which must not exist; return it.
 
-    Of evaluations with other settings the metrics are copied, which are those of the weights before rounding.
+    Of evaluations with other settings the metrics are copied, which are those of the weights before rounding. Absolute
+    paths of the folders of data and runs are left out.
 
     With `bfloat16` the weights of linear layers and embeddings are rounded; result and model card note it. Kernels,
     norms and biases keep their dtype, and the model is loaded in float32 as before.
     """
     rundir.read_run(run)  # raises if it is not a run
     target = out / run.resolve().name
-    for path in (run / rundir.RESULT, run / MODEL / WEIGHTS):
+    for path in (run / rundir.RESULT, run / METRICS, run / MODEL / WEIGHTS):
         if not path.exists():
             raise ValueError(f"{run} has no {path.relative_to(run)}: the run is not finished")
     if target.exists():
@@ -44,15 +44,16 @@ def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=out) as folder:
             draft = Path(folder, target.name)
             shutil.copytree(run / MODEL, draft / MODEL, ignore=shutil.ignore_patterns(".*"))  # drafts of killed runs
-            for name in FILES:
-                if (run / name).exists():
-                    shutil.copy(run / name, draft / name)
-            for path in run.glob(EVALUATIONS):
-                (draft / path.parent.name).mkdir()
-                shutil.copy(path, draft / path.parent.name)
+            shutil.copy(run / METRICS, draft / METRICS)
+            rundir.write_config(draft / rundir.CONFIG, portable(rundir.read_config(run)))
             if bfloat16:
                 _round_matrices(draft / MODEL)
-                rundir.write_json(draft / rundir.RESULT, {**result, ROUNDED: "bfloat16"})
+                result = {**result, ROUNDED: "bfloat16"}
+            rundir.write_json(draft / rundir.RESULT, portable(result))
+            for path in (run / rundir.ENVIRONMENT, *run.glob(EVALUATIONS)):
+                if path.exists():
+                    (copy := draft / path.relative_to(run)).parent.mkdir(exist_ok=True)
+                    rundir.write_json(copy, portable(read_json(path)))
             os.replace(draft, target)
     return target
 

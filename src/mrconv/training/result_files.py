@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ EVALUATIONS = f"{EVALUATION}-*/metrics.json"
 """The metrics of evaluations with other settings, in a run."""
 ROUNDED = "rounded_matrices"
 """The key of a record's dtype of matrices that the run has in float32."""
+FOLDERS = ("data_dir", "cache_dir", "out")
+"""The keys of folders. Their absolute paths belong to one machine, and records leave them out."""
 PROBES = "probes"
 """The folder of probes, which are not results."""
 
@@ -52,7 +55,7 @@ def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
         except ValueError as error:
             errors.append(str(error))
             continue
-        recorded = {key: value for key, value in content.items() if key != ROUNDED}  # the record of a run is a copy
+        recorded = {key: value for key, value in portable(content).items() if key != ROUNDED}  # a record is a copy
         if recorded in contents:
             results[contents.index(recorded)]["evaluations"] |= evaluations
         else:
@@ -62,6 +65,30 @@ def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
     if errors:
         raise ValueError("; ".join(errors))
     return sorted(results, key=lambda result: (result["name"], result["seed"], str(result["path"])))
+
+
+def portable(value: Any, key: str = "") -> Any:
+    """Return the contents of a run's file, the value of a key in it, without absolute paths of folders."""
+    if isinstance(value, dict):
+        return {name: portable(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [portable(each) for each in value if not _is_absolute_folder(each)]
+    if key == "command" and isinstance(value, str):
+        return _portable_command(value)
+    return None if _is_absolute_folder(f"{key}={value}") else value
+
+
+def _portable_command(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not a command line
+        return command
+    return shlex.join(word for word in words if not _is_absolute_folder(word))
+
+
+def _is_absolute_folder(word: Any) -> bool:
+    key, _, path = str(word).partition("=")
+    return key in FOLDERS and Path(path).is_absolute()
 
 
 def _find_files(folders: Sequence[Path]) -> list[Path]:
