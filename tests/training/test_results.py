@@ -169,7 +169,7 @@ def test_notes_list_what_differs_from_the_paper():
 
 def test_runs_on_other_classes_are_marked_and_not_compared():
     words = [ran("speech-base", f"seed={seed}", test=0.99) | {"classes": n} for seed, n in enumerate((3, 35))]
-    few, all_words = report.lines(words)
+    all_words, few = report.lines(words)
     assert (few["paper"], few["difference"], few["notes"]) == ("–", "–", "3 classes, 35 in the paper")
     assert (all_words["paper"], all_words["difference"], all_words["notes"]) == ("96.82", "+2.18", "–")
     assert "| MRConv, base, here | – | – | – | – | – | – | – | 99.00 |" in report.baseline_table(words)
@@ -298,6 +298,11 @@ def test_a_reduced_run_is_not_compared(setting):
 def test_each_setting_of_a_sweep_has_a_line():
     runs = [ran("listops-base", f"lr={lr}", f"seed={seed}") for lr in (0.003, 0.01) for seed in (0, 1)]
     assert [(line["seeds"], line["notes"]) for line in report.lines(runs)] == [("0, 1", "–"), ("0, 1", "lr=0.01")]
+
+
+def test_runs_that_the_paper_reports_come_first():
+    runs = [ran(name) for name in ("demo", "text-base", "shakespeare", "image-base")]
+    assert [line["run"] for line in report.lines(runs)] == ["text-base", "image-base", "demo", "shakespeare"]
 
 
 def test_the_table_of_baselines_has_the_mean_of_unchanged_runs():

@@ -81,8 +81,10 @@ def displayed_name(result: Mapping[str, Any]) -> str:
 
 
 def lines(results: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the cells of each line of a table, by column."""
-    return [_line(group) for group in group_seeds(results)]
+    """Return the cells of each line of a table, by column; runs that the paper reports come first."""
+    return [
+        _line(group) for group in sorted(group_seeds(results), key=lambda group: published_for_run(group[0]) is None)
+    ]
 
 
 def _line(group: Sequence[Mapping[str, Any]]) -> dict[str, str]:
