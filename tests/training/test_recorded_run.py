@@ -17,7 +17,8 @@ from .miniature import listops, train_without_figures
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded") / "runs" / "tiny-seed0"
-    train_without_figures(listops(data_dir=str(folder.parent / "data")), folder)
+    experiment = listops(data_dir=str(folder.parent / "data"), out=str(folder.parent))
+    train_without_figures(experiment, folder)
     return folder
 
 
@@ -38,7 +39,7 @@ def test_a_record_has_no_checkpoints_and_is_evaluated_as_the_run(finished, tmp_p
 
 def test_a_record_has_no_absolute_paths_of_folders(finished, tmp_path):
     shutil.copytree(finished, run := tmp_path / "runs" / "tiny-seed0")
-    command = f"mrconv train -m experiment=listops-base seed=0,1 'data_dir={tmp_path}/my data' out={tmp_path} lr=0.01"
+    command = f"mrconv train -m experiment=listops-base seed=0,1 'data_dir={tmp_path}/my data' +out={tmp_path} lr=0.01"
     for name in ("environment.json", "result.json"):
         content = json.loads((run / name).read_text())
         (run / name).write_text(json.dumps(content | {"command": command, "before": [{"command": command}]}))
@@ -53,7 +54,7 @@ def test_a_record_has_no_absolute_paths_of_folders(finished, tmp_path):
     environment = json.loads((record / "environment.json").read_text())
     assert [environment["command"], environment["before"][0]["command"]] == [left, left]
     assert json.loads((record / "evaluate-rate0.5" / "metrics.json").read_text())["settings"] == ["rate=0.5"]
-    assert rundir.read_run(record).data_dir is None
+    assert (rundir.read_run(record).data_dir, rundir.read_run(record).out) == (None, "runs")
     assert len(result_files.collect([run, record])) == 1
 
 

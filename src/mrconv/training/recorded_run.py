@@ -24,7 +24,7 @@ def record(run: Path, out: Path, bfloat16: bool = False) -> Path:
     """Copy settings, scores and trained model of a finished run to `out`/NAME, which must not exist; return it.
 
     Of evaluations with other settings the metrics are copied, which are those of the weights before rounding. Absolute
-    paths of the folders of data and runs are left out.
+    paths of data_dir, cache_dir and out are left out.
 
     With `bfloat16` the weights of linear layers and embeddings are rounded; result and model card note it. Kernels,
     norms and biases keep their dtype, and the model is loaded in float32 as before.

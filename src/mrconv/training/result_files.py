@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .experiment import Experiment
 from .run_names import EVALUATION, setting_texts
 from .scores import SCORES
 
@@ -19,7 +20,7 @@ EVALUATIONS = f"{EVALUATION}-*/metrics.json"
 ROUNDED = "rounded_matrices"
 """The key of a record's dtype of matrices that the run has in float32."""
 FOLDERS = ("data_dir", "cache_dir", "out")
-"""The keys of folders. Their absolute paths belong to one machine, and records leave them out."""
+"""The keys of folders of the machine. Records have their defaults instead of absolute paths."""
 PROBES = "probes"
 """The folder of probes, which are not results."""
 
@@ -68,14 +69,14 @@ def collect(folders: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def portable(value: Any, key: str = "") -> Any:
-    """Return the contents of a run's file, the value of a key in it, without absolute paths of folders."""
+    """Return the contents of a run's file, the value of a key in it, without absolute paths of `FOLDERS`."""
     if isinstance(value, dict):
         return {name: portable(each, name) for name, each in value.items()}
     if isinstance(value, list):
         return [portable(each) for each in value if not _is_absolute_folder(each)]
     if key == "command" and isinstance(value, str):
         return _portable_command(value)
-    return None if _is_absolute_folder(f"{key}={value}") else value
+    return getattr(Experiment, key) if _is_absolute_folder(f"{key}={value}") else value
 
 
 def _portable_command(command: str) -> str:
@@ -88,7 +89,7 @@ def _portable_command(command: str) -> str:
 
 def _is_absolute_folder(word: Any) -> bool:
     key, _, path = str(word).partition("=")
-    return key in FOLDERS and Path(path).is_absolute()
+    return key.lstrip("+") in FOLDERS and Path(path.strip("'\"")).is_absolute()
 
 
 def _find_files(folders: Sequence[Path]) -> list[Path]:
