@@ -14,7 +14,7 @@ from mrconv.tasks import Batch, Prepared, ResidentLoader, Split, data_loader
 from mrconv.tasks.imagenet import ImageFiles
 from mrconv.tasks.randaugment import NAMES as OPERATIONS
 from mrconv.tasks.randaugment import apply, rand_augment
-from mrconv.training import Experiment, loop
+from mrconv.training import Experiment, evaluation, loop
 from mrconv.training import image_augmentation as augment
 from mrconv.training import paper_numbers as paper
 from mrconv.training.composition import compose
@@ -187,6 +187,8 @@ def test_crops_are_shifts_with_zero_padding():
     padded = F.pad(x[0, 0], (2,) * 4)
     every = {tuple(padded[i : i + 8, j : j + 8].flatten().tolist()) for i in range(5) for j in range(5)}
     assert {tuple(each.flatten().tolist()) for each in crops} == every
+    border = augment.crop_and_flip(torch.ones(50, 2, 8, 8), 2, False, np.array([-3.0, 5.0]))
+    assert (border[:, 0].unique().tolist(), border[:, 1].unique().tolist()) == ([-3.0, 1.0], [1.0, 5.0])
     flipped = augment.crop_and_flip(x, 0, flip=True)
     mirrored = (flipped == x.flip(3)).all((1, 2, 3))
     assert torch.equal(flipped[~mirrored], x[~mirrored])
@@ -266,7 +268,7 @@ def test_a_run_on_pixels_augments_its_training_batches_only(tmp_path, monkeypatc
         task="image", depth=1, d_model=4, batch_size=4, epochs=1, flip=True, rotate=True, mixup=0.2, accelerator="cpu"
     )
     loop.train(experiment, tmp_path / "run", quiet=True)
-    assert len(calls) == 4  # 16 training images; those of validation, test and statistics are as they are
+    assert len(calls) == 4  # 16 training images; validation and test are as they are
 
 
 @pytest.mark.parametrize(
@@ -274,6 +276,7 @@ def test_a_run_on_pixels_augments_its_training_batches_only(tmp_path, monkeypatc
     [
         ({"rotate": True}, "rotate needs square images; cifar has 32 x 16 pixels"),
         ({"mixup": 0.5, "target": "labels"}, "mixup and cutmix are for classes; cifar has target=labels"),
+        ({"flip": True, "target": "positions"}, "flip can only be used with images, or all of their pixels"),
         ({"dims": [4]}, "dims can only be used with images; cifar has sequences"),
     ],
 )
@@ -282,6 +285,18 @@ def test_keys_that_do_not_fit_sequences_of_pixels_are_rejected(change, message):
     data = dataclasses.replace(data, facts={"height": 32, "width": 16})
     with pytest.raises(ValueError, match=message):
         TaskData(Experiment(task="folder", **change), data)
+
+
+def test_pixels_at_another_rate_are_not_augmented_and_not_recalibrated_so(tmp_path, monkeypatch):
+    data = pixels(images(size=8))
+    with pytest.raises(ValueError, match="flip can only be used with images, or all of their pixels"):
+        TaskData(Experiment(task="folder", flip=True), data.decimated(0.5))
+    monkeypatch.setattr(loop, "prepare", lambda *_: data)
+    monkeypatch.setattr(evaluation, "prepare", lambda e, *_: data if e.rate == 1 else data.decimated(e.rate))
+    options = {"d_model": 4, "batch_size": 4, "precise_stats": 2, "accelerator": "cpu", "kernel": "fourier"}
+    loop.train(Experiment(task="image", depth=1, epochs=1, flip=True, crop=1, **options), tmp_path, quiet=True)
+    measured = evaluation.measure_run(tmp_path, ["rate=0.5"], recalibrate=True)
+    assert measured.changes == {"rate": 0.5, "recalibrate": True}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

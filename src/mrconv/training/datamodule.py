@@ -35,6 +35,7 @@ from .run_names import changed_keys
 RESIDENT_FRACTION = 0.25  # of a GPU's memory that a resident split may occupy
 IMAGE_KEYS = ("depths", "dims", "kernel_sizes", "drop_path", "randaugment")
 AUGMENTATION_KEYS = ("crop", "flip", "rotate", "erasing", "mixup", "cutmix")  # of images and of sequences of pixels
+NOT_AUGMENTED: dict[str, Any] = {name: getattr(Experiment, name) for name in AUGMENTATION_KEYS}
 SEQUENCE_KEYS = (
     "kernel_size", "bidirectional", "d_model", "depth", "block_norm", "prenorm", "tie_dropout", "mask_padding", "pool",
 )  # fmt: skip
@@ -199,11 +200,12 @@ def check_image_keys(experiment: Experiment, data: Prepared) -> list[str]:
     e, images = experiment, data.encoder == "image"
     changed = changed_keys(dataclasses.asdict(e), {})
     given = [name for name in AUGMENTATION_KEYS if name in changed]
-    wrong = [name for name in (SEQUENCE_KEYS if images else IMAGE_KEYS) if name in changed]
-    wrong += [] if data.has_images else given
-    if wrong:
+    if wrong := [name for name in (SEQUENCE_KEYS if images else IMAGE_KEYS) if name in changed]:
         other, kind = ("sequences", "images") if images else ("images", "sequences")
         raise ValueError(f"{', '.join(wrong)} can only be used with {other}; {data.name} has {kind}")
+    if given and (not data.has_images or data.pair or data.target == "positions"):
+        where = "images, or all of their pixels in raster order, with a label for each"
+        raise ValueError(f"{', '.join(given)} can only be used with {where}; {data.name} has other examples")
     if e.randaugment and not data.facts.get("files"):
         raise ValueError(f"randaugment needs image files; {data.name} has arrays")
     if (e.mixup or e.cutmix) and data.target != "class":

@@ -23,7 +23,7 @@ from mrconv.tasks.preprocessing import load_preprocessor
 from mrconv.tasks.progress_callback import Progress, ProgressCounter, no_progress
 
 from .composition import compose, hydra_overrides
-from .datamodule import TaskData, prepare
+from .datamodule import NOT_AUGMENTED, TaskData, prepare
 from .experiment import Experiment
 from .loop import ALL, check_options
 from .measurement import Measurement, measure
@@ -157,7 +157,7 @@ def _recalibrate(
         raise ValueError(f"{data.name} has no training examples to recalibrate with; it has {', '.join(data.splits)}")
     size = min(experiment.batch_size, examples)
     count = min(experiment.precise_stats or Experiment.precise_stats, examples // size)
-    experiment = dataclasses.replace(experiment, precise_stats=count, batch_size=size, monitor="")
+    experiment = dataclasses.replace(experiment, precise_stats=count, batch_size=size, monitor="", **NOT_AUGMENTED)
     # TaskData requires a split to monitor, which other data may lack; it is not used
     splits = dict.fromkeys(("train", "val"), data.splits["train"])
     datamodule = TaskData(experiment, dataclasses.replace(data, splits=splits))

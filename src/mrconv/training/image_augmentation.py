@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,7 +32,7 @@ def augment(batch: Batch, experiment: Experiment, data: Prepared) -> Batch:
     if flattened:
         x = x.unflatten(1, data.image_size).permute(0, 3, 1, 2)
     if e.crop or e.flip:
-        x = crop_and_flip(x, e.crop, e.flip)
+        x = crop_and_flip(x, e.crop, e.flip, data.shift)
     if e.rotate:
         x = rotate(x)
     if e.erasing:
@@ -43,15 +44,21 @@ def augment(batch: Batch, experiment: Experiment, data: Prepared) -> Batch:
     return dataclasses.replace(batch, x=x, y=y)
 
 
-def crop_and_flip(x: Tensor, margin: int, flip: bool) -> Tensor:
-    """Shift each image of (B, C, H, W) by up to `margin` pixels with zero padding, and flip half of them."""
-    B, _, H, W = x.shape
+def crop_and_flip(x: Tensor, margin: int, flip: bool, black: np.ndarray | float = 0.0) -> Tensor:
+    """Shift each image of (B, C, H, W) by up to `margin` pixels, and flip half of them.
+
+    Beyond the border, pixels are `black`, one value or one of each channel.
+    """
+    B, C, H, W = x.shape
     top, left = torch.randint(2 * margin + 1, (2, B, 1), device=x.device)
     rows, columns = (torch.arange(n, device=x.device).expand(B, n) for n in (H, W))
     if flip:
         columns = torch.where(torch.rand(B, 1, device=x.device) < 0.5, W - 1 - columns, columns)
     image = torch.arange(B, device=x.device)[:, None, None]
-    padded = F.pad(x, (margin,) * 4).permute(0, 2, 3, 1)
+    border = torch.as_tensor(black, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+    padded = border.expand(B, C, H + 2 * margin, W + 2 * margin).clone()
+    padded[:, :, margin : margin + H, margin : margin + W] = x
+    padded = padded.permute(0, 2, 3, 1)
     return padded[image, (rows + top)[:, :, None], (columns + left)[:, None, :]].permute(0, 3, 1, 2)
 
 
