@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -10,20 +11,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ._utils.checks import check_choice
 from .branches import Branches
 from .kernels import Kernel
+from .mixers import Mixer
 
 
 def param_groups(
-    model: nn.Module, lr: float, weight_decay: float, kernel_lr: float = 0.001, decay_on: str = "matrices"
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+    kernel_lr: float = 0.001,
+    decay_on: str = "matrices",
+    mixer_lr: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return up to three groups for an optimizer such as AdamW; every trainable parameter is in exactly one.
+    """Return groups for an optimizer such as AdamW; every trainable parameter is in exactly one.
 
     Kernel parameters, merged kernels included, have `kernel_lr` and no weight decay. All others have `lr` and
     `weight_decay`; with `decay_on="matrices"`, biases, norms, alpha and the layer scale gamma have no weight decay.
+    Parameters of mixers whose name is in `mixer_lr` have its learning rate instead, and the same weight decay.
     """
     check_choice("decay_on", decay_on, ("matrices", "all"))
-    kernel: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    matrices: list[nn.Parameter] = []
+    own_lr = dict(mixer_lr or {})
+    members: dict[tuple[str, str], list[nn.Parameter]] = {}  # by kind, and name if it has a learning rate of its own
     seen: set[nn.Parameter] = set()
 
     def visit(module: nn.Module, in_kernel: bool) -> None:
@@ -34,18 +41,27 @@ def param_groups(
                 continue
             seen.add(p)
             if in_kernel or name in kernel_names:
-                kernel.append(p)
+                kind = "kernels"
             elif name in ("bias", "gamma") or isinstance(module, (Branches, _BatchNorm, nn.LayerNorm)):
-                vectors.append(p)
+                kind = "vectors"
             else:
-                matrices.append(p)
+                kind = "matrices"
+            own = name if name in own_lr and isinstance(module, Mixer) else ""
+            members.setdefault((kind, own), []).append(p)
         for name, child in module.named_children():
             visit(child, in_kernel or name in kernel_names)
 
     visit(model, False)
-    groups = [
-        {"params": matrices, "lr": lr, "weight_decay": weight_decay},
-        {"params": vectors, "lr": lr, "weight_decay": weight_decay if decay_on == "all" else 0.0},
-        {"params": kernel, "lr": kernel_lr, "weight_decay": 0.0},
+    if missing := own_lr.keys() - {own for _, own in members}:
+        raise ValueError(f"mixer_lr: the mixer has no parameter {', '.join(sorted(missing))} of its own")
+    settings = {
+        "matrices": (lr, weight_decay),
+        "vectors": (lr, weight_decay if decay_on == "all" else 0.0),
+        "kernels": (kernel_lr, 0.0),
+    }
+    return [
+        {"params": members[kind, own], "lr": own_lr.get(own, rate), "weight_decay": decay}
+        for own in ("", *own_lr)
+        for kind, (rate, decay) in settings.items()
+        if (kind, own) in members
     ]
-    return [group for group in groups if group["params"]]

@@ -8,12 +8,16 @@ from importlib.metadata import version
 import pytest
 import torch
 
+from mrconv import param_groups
+from mrconv.baselines import mixer_class
 from mrconv.hub import MODEL
 from mrconv.inference import load_model
 from mrconv.tasks import Batch
 from mrconv.training import Experiment, evaluation, loop, outputs, rundir
+from mrconv.training.composition import compose
 from mrconv.training.datamodule import TaskData
 from mrconv.training.module import Training, average_statistics, build_model, logits
+from mrconv.training.presets import presets
 from mrconv.training.schedule import cosine_factor
 from mrconv.training.scores import SCORES, RunningScore
 from mrconv.training.targets import Target
@@ -47,6 +51,35 @@ def test_kernels_have_their_own_learning_rate_and_no_weight_decay(decay_on):
     linear = by_name["model.backbone.blocks.0.mix.weight"]
     assert (linear["initial_lr"], linear["weight_decay"]) == (0.01, 0.3)
     assert len(by_name) == len(list(training.parameters()))
+
+
+def test_parameters_of_a_mixer_can_have_a_learning_rate_of_their_own():
+    experiment = listops(mixer="s4d", lr=0.01, kernel_lr=0.002, weight_decay=0.3, mixer_lr={"C": 0.005, "log_dt": 0.02})
+    training = Training(
+        experiment, build_model(experiment, data("listops")), Target(), SCORES["accuracy"], 5, ["val", "test"]
+    )
+    groups = training.configure_optimizers()["optimizer"].param_groups
+    rates = {name: (g["initial_lr"], g["weight_decay"]) for g in groups for name in parameter_names(training, g)}
+    expected = {"C": (0.005, 0.3), "log_dt": (0.02, 0.0), "B": (0.002, 0.0), "D": (0.01, 0.3)}
+    assert {name: rates[f"model.backbone.blocks.1.layer.{name}"] for name in expected} == expected
+    assert sum(len(group["params"]) for group in groups) == len(rates) == len(list(training.parameters()))
+    experiment.mixer_lr = {"weight": 0.1}  # of the encoder, not of the mixer
+    with pytest.raises(ValueError, match="mixer_lr: the mixer has no parameter weight of its own"):
+        training.configure_optimizers()
+
+
+@pytest.mark.parametrize("rate", [-0.1, True, "fast", math.inf, None])
+def test_learning_rates_of_a_mixer_are_checked(rate):
+    with pytest.raises(ValueError, match=r"^mixer_lr\.C must be a learning rate, 0 or more; got "):
+        listops(mixer_lr={"C": rate}).check()
+
+
+@pytest.mark.parametrize("preset", [each for each in presets() if each.values().get("mixer_lr")], ids=lambda p: p.name)
+def test_the_learning_rates_of_presets_are_those_of_parameters(preset):
+    e = compose([f"experiment={preset.name}"])
+    mixer = mixer_class(e.mixer)(8, 16, **(e.mixer_options | ({"n_ssm": 2} if e.mixer_options.get("n_ssm") else {})))
+    groups = param_groups(mixer, e.lr, e.weight_decay, e.kernel_lr, mixer_lr=e.mixer_lr)
+    assert {group["lr"] for group in groups} == {e.lr, e.kernel_lr, *e.mixer_lr.values()}
 
 
 def parameter_names(module, group):

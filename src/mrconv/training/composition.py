@@ -35,6 +35,8 @@ CONFIG = "train"
 GROUPS = ["callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper"]
 OTHER_KEYS = ("experiment", "variant", "sweep", "hydra", *(f"hydra/{name}" for name in GROUPS))
 """Keys of the command line besides those of `Experiment`."""
+DICTIONARIES = ("task_options", "mixer_options", "mixer_lr")
+"""Keys with values by name, to which the command line adds names."""
 
 
 def _register() -> None:
@@ -92,7 +94,7 @@ def hydra_overrides(settings: Sequence[str]) -> list[str]:
             text = f"mixer_options.{text.removeprefix('mixer.')}"
         elif text.startswith("plugins="):
             text = f"plugins=[{text.removeprefix('plugins=').strip('[]')}]"
-        overrides.append(_quoted(f"++{text}" if text.startswith(("task_options", "mixer_options")) else text))
+        overrides.append(_quoted("++" * text.startswith(DICTIONARIES) + text))
     return overrides
 
 

@@ -55,6 +55,9 @@ class RecipeOptions:
 
     lr: float = option(0.003, "learning rate", at_least=0)
     kernel_lr: float = option(0.001, "learning rate of kernels, which have no weight decay", at_least=0)
+    mixer_lr: dict[str, float] = option(
+        {}, "learning rates of parameters of the baseline, by name; mixer_lr.NAME=VALUE sets one"
+    )
     weight_decay: float = option(0.05, "weight decay of the parameters that decay_on names", at_least=0)
     decay_on: str = option(
         "matrices", '"all" but kernels, or "matrices": no biases, norms and alpha either', choices=("matrices", "all")
@@ -155,6 +158,9 @@ class Experiment(_Options):
             raise ValueError(f"name must be the name of a folder in out; got {self.name!r}")
         if not isinstance(self.plugins, list) or not all(map(is_module_name, self.plugins)):
             raise ValueError(f"plugins must be names of modules such as my_package.kernels; got {self.plugins}")
+        for name, rate in self.mixer_lr.items():
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+                raise ValueError(f"mixer_lr.{name} must be a learning rate, 0 or more; got {rate!r}")
         if not self.out:
             raise ValueError("out must not be empty: the run's folder is created in it")
         if self.stop_after > self.epochs:

@@ -255,7 +255,7 @@ class Training(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return AdamW with the paper's parameter groups, and the schedule."""
         e = self.experiment
-        groups = param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr, e.decay_on)
+        groups = param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr, e.decay_on, e.mixer_lr)
         optimizer = torch.optim.AdamW(groups, fused=(self.device.type == "cuda" and not e.clip) or None)
         warmup = e.warmup_steps or round(e.warmup_epochs * self.steps_per_epoch)
         schedule = cosine_with_warmup(optimizer, warmup, e.epochs * self.steps_per_epoch)
