@@ -71,8 +71,9 @@ def evaluate(given: argparse.Namespace) -> None:
             )
         changes = measured.changes
         out = given.out or (given.folder / evaluation_name(changes) if changes else given.folder)
-        facts = {"run": given.folder.resolve().name, "settings": given.settings, "changes": changes}
-        paths = measured.write(out, facts | {"merged": measured.merged})
+        run = given.folder.resolve().name
+        facts = {"run": run, "settings": given.settings, "changes": changes, "merged": measured.merged}
+        paths = measured.write(out, facts)
     print(f"{measured.text()}\n\nin {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")
 
 

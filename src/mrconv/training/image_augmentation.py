@@ -55,8 +55,9 @@ def crop_and_flip(x: Tensor, margin: int, flip: bool, black: np.ndarray | float 
     if flip:
         columns = torch.where(torch.rand(B, 1, device=x.device) < 0.5, W - 1 - columns, columns)
     image = torch.arange(B, device=x.device)[:, None, None]
-    border = torch.as_tensor(black, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
-    padded = border.expand(B, C, H + 2 * margin, W + 2 * margin).clone()
+    padded = x.new_empty(B, C, H + 2 * margin, W + 2 * margin)
+    for channel, value in enumerate(np.broadcast_to(black, C).tolist()):  # a copy from the host would synchronise
+        padded[:, channel] = value
     padded[:, :, margin : margin + H, margin : margin + W] = x
     padded = padded.permute(0, 2, 3, 1)
     return padded[image, (rows + top)[:, :, None], (columns + left)[:, None, :]].permute(0, 3, 1, 2)
