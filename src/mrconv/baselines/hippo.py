@@ -36,11 +36,15 @@ def legs_normal_part(N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def initial_diagonal(name: str, N: int) -> tuple[Tensor, Tensor]:
-    """Return A and B, each (N/2,), for the initialisation "legs", "lin" or "inv"."""
+    """Return A and B, each (N/2,), for the initialisation "legs", "lin" or "inv".
+
+    With "legs", the imaginary part of B is clipped to -2 .. 2, as in the code of S4's authors.
+    """
     check_choice("init", name, ("legs", "lin", "inv"))
     check_even(N)
     if name == "legs":
-        return legs_normal_part(N)[:2]
+        A, B, _, _ = legs_normal_part(N)
+        return A, torch.complex(B.real, B.imag.clamp(-2, 2))
     n = torch.arange(N // 2, dtype=torch.float64, device="cpu")
     omega = math.pi * n if name == "lin" else N / math.pi * (N / (2 * n + 1) - 1)
     A = torch.complex(torch.full_like(omega, -0.5), omega)
