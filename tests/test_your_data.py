@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mrconv.inference import save
+from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.training.composition import compose
 from mrconv.training.datamodule import prepare
 from mrconv.training.module import build_model
@@ -37,12 +39,27 @@ def test_data_of_the_page_fits_its_commands():
         for command, shown in commands:
             if command.startswith("mrconv train "):
                 experiment = compose(shlex.split(command)[2:])
-                build_model(experiment, prepare(experiment))
+                data = prepare(experiment)
+                folder = Path("runs", f"{experiment.name}-seed0", "model")  # that a later init names
+                save(build_model(experiment, data), folder, Preprocessor.from_data(data))
                 trained.append(experiment.name)
                 assert f"\n{experiment.name}: test " in shown
             elif command.startswith("mrconv data "):
                 assert comparable(run_command(command)) == comparable(shown)
-    assert trained == ["tones", "reviews", "sensors", "orders", "bars", "images", "balanced", "long", "chords", "walks"]
+    folders = [
+        "tones",
+        "reviews",
+        "sensors",
+        "orders",
+        "bars",
+        "images",
+        "balanced",
+        "long",
+        "chords",
+        "walks",
+        "calls",
+    ]
+    assert trained == folders
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
+from .initial_weights import encoded_for, load_initial_weights
 from .module import NonFiniteError, Training, average_statistics, build_model
 from .outputs import model_outputs
 from .plugin_records import check_registered
@@ -68,7 +69,7 @@ def train(
             print(f"{folder} is complete; its recorded result:", flush=True)
         return result
     pl.seed_everything(experiment.seed, workers=True, verbose=False)
-    data = prepare(experiment, progress)
+    data = _training_data(experiment, folder, progress)
     progress(1, 1)  # ends the progress bar, even if the task reported less
     if not quiet and rundir.is_rank_zero() and "changes" in data.facts:
         print(f"{data.name}: {data.facts['changes']}", flush=True)
@@ -76,6 +77,12 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with rundir.run_lock(folder):
         return _train(folder, datamodule, model, quiet)
+
+
+def _training_data(experiment: Experiment, folder: Path, progress: Progress = no_progress) -> Prepared:
+    """Return the experiment's data, encoded for the model that training begins with."""
+    data = prepare(experiment, progress)
+    return encoded_for(data, experiment.init, folder) if experiment.init else data
 
 
 def _recorded(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
@@ -94,6 +101,11 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
         datamodule = TaskData(experiment, data)
         content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
         check_same_model(checkpoint, model_weights(content), model)
+    initial = None
+    if experiment.init and checkpoint is None:
+        initial = load_initial_weights(model, data, experiment.init)
+    elif experiment.init and (folder / rundir.ENVIRONMENT).exists():
+        initial = read_json(folder / rundir.ENVIRONMENT).get("initial")
     metric = SCORES[data.metric]
     checkpoints = Checkpoints(folder, datamodule, experiment.checkpoint_minutes)
     checkpoints.last_is_valid = checkpoint == folder / LAST
@@ -119,12 +131,15 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
     if datamodule.monitored_metric not in ("loss", metric.name):
         training.monitor(datamodule.monitored, data)
     if trainer.is_global_zero:
-        facts = {"precision": trainer.precision, "compiled": compiled}
+        facts = {"precision": trainer.precision, "compiled": compiled, **({"initial": initial} if initial else {})}
         _write_start(experiment, folder, checkpoint, Preprocessor.from_data(data), facts)
         if checkpoint is not None and not quiet:
             done = read_step(checkpoint)
             epochs = f"{done // steps} of {experiment.epochs} epochs"
             print(f"resuming from {checkpoint}: {epochs}, {done:,} steps are done", flush=True)
+        elif initial and not quiet:
+            head = "a new" if initial["new_head"] else "its"
+            print(f"starting from {experiment.init}, with {head} head", flush=True)
     try:
         with logger_errors_raised_once():
             trainer.fit(training, datamodule, ckpt_path=checkpoint, weights_only=True)
@@ -230,7 +245,7 @@ def finish(folder: Path) -> dict[str, Any]:
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["mrconv"]
     if not state["history"]:
         raise ValueError(f"{folder}: no epoch is complete yet")
-    data = data_of_checkpoint(checkpoint, prepare(experiment))
+    data = data_of_checkpoint(checkpoint, _training_data(experiment, folder))
     with rundir.run_lock(folder):
         restore_files(folder, checkpoint)
         datamodule = TaskData(experiment, data)

@@ -21,7 +21,7 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
 
     Data of another kind, with other classes, or with symbols that the model cannot represent raises ValueError.
     """
-    data = _with_classes(_with_vocabulary(data, trained), trained)
+    data = _with_classes(with_vocabulary(data, trained), trained)
     current = Preprocessor.from_data(data)
     if trained.vocabulary != current.vocabulary:
         raise ValueError(
@@ -40,7 +40,7 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
     return dataclasses.replace(data, scale=trained.scale, shift=trained.shift)
 
 
-def _with_vocabulary(data: Prepared, trained: Preprocessor) -> Prepared:
+def with_vocabulary(data: Prepared, trained: Preprocessor) -> Prepared:
     """Return tokens with the ids of a model's vocabulary, unless it lacks one of the symbols and <unk>."""
     known = trained.token_ids
     if data.encoder != "tokens" or data.pair or data.vocabulary == trained.vocabulary:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .experiment import Experiment, masks_padding
+from .experiment import ARCHITECTURE, Experiment, masks_padding
 from .presets import find_preset, preset_of_run
 
 REPEATS = {
@@ -60,7 +60,8 @@ def run_name(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
     takes its place. A name that the user chose ("name" is in `swept`, or the name is not a preset's) is kept, followed
     by the swept keys. Keys of the machine appear only if they are swept.
     """
-    values = dict(values) | {"data": os.path.normpath(values["data"]) if values.get("data") else ""}
+    values = dict(values)
+    values |= {key: os.path.normpath(values[key]) if values.get(key) else "" for key in ("data", "init")}
     preset = None if "name" in swept else find_preset(values["name"])
     if preset is not None:
         name, changes = preset.name, changed_keys(values, preset.values())
@@ -95,6 +96,8 @@ def _without_preset(values: Mapping[str, Any], swept: Collection[str]) -> tuple[
         del changes["data"]
     if not name or "task" not in swept:
         changes.pop("task", None)
+    if values["init"]:  # it implies the architecture
+        changes = {key: z for key, z in changes.items() if key.partition(".")[0] not in ARCHITECTURE}
     return name or values["task"], changes
 
 
