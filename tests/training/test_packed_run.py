@@ -1,12 +1,15 @@
 """Runs packed for another machine: they resume there bit for bit, and damaged parts are rejected."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from pytorch_lightning.callbacks import Callback
 
 from mrconv.cli import main
 from mrconv.training import loop, packed_run, rundir
+from mrconv.training.trainer import make_trainer
 
 from .miniature import listops
 
@@ -47,6 +50,35 @@ def test_an_unpacked_run_resumes_bit_for_bit(started, tmp_path, capsys):
     assert all(torch.equal(value, expected[name]) for name, value in final_weights(there).items())
     assert (there / "metrics.csv").read_text() == (tmp_path / "uninterrupted" / "metrics.csv").read_text()
     assert "rounded_moments_at" not in resumed
+
+
+def test_a_run_is_packed_while_it_trains(tmp_path, monkeypatch):
+    class PackAfterStep6(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 6:
+                packed_run.pack(tmp_path / "whole", tmp_path / "packed", 2**30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            loop, "make_trainer", lambda given, folder, others: make_trainer(given, folder, [*others, PackAfterStep6()])
+        )
+        train(tmp_path / "whole", tmp_path / "data")
+    there, step = packed_run.unpack(tmp_path / "packed", tmp_path / "there")
+    assert step == 4  # the end of the first epoch
+    train(there, tmp_path / "data")
+    expected = final_weights(tmp_path / "whole")
+    assert all(torch.equal(value, expected[name]) for name, value in final_weights(there).items())
+    assert (there / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+
+
+def test_the_previous_checkpoint_is_packed_if_the_last_one_is_damaged(started, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(started, run)
+    (run / "last.ckpt").rename(run / "previous.ckpt")
+    (run / "last.ckpt").write_bytes(b"half a file")
+    with pytest.warns(UserWarning, match=r"run/last.ckpt cannot be read and is not used"):
+        packed_run.pack(run, tmp_path / "packed", 2**30)
+    assert packed_run.unpack(tmp_path / "packed", tmp_path / "there")[1] == 4
 
 
 def test_moments_can_be_rounded_and_the_result_records_it(started, tmp_path):

@@ -1,4 +1,4 @@
-"""Atomic file writes."""
+"""Files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def link(source: Path, target: Path) -> None:
+    """Replace `target` with a hard link to `source`, or with a copy where the file system has no links."""
+    with atomic_write(target) as draft:
+        draft.unlink(missing_ok=True)
+        try:
+            os.link(source, draft)
+        except OSError:
+            draft.write_bytes(source.read_bytes())

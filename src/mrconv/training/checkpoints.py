@@ -20,7 +20,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from mrconv._utils.files import atomic_write
+from mrconv._utils.files import atomic_write, link
 from mrconv.tasks import Prepared
 
 from .checkpoint_files import BEST, LAST, PREVIOUS
@@ -161,7 +161,7 @@ class Checkpoints(Callback):
         module.check_finite()  # type: ignore[operator]
         last = self.folder / LAST
         if trainer.is_global_zero and self.last_is_valid and last.exists():
-            _link(last, self.folder / PREVIOUS)
+            link(last, self.folder / PREVIOUS)
         trainer.save_checkpoint(last)
         self.last_is_valid = True
         self.saved_at = time.monotonic()
@@ -269,16 +269,6 @@ def set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])
-
-
-def _link(source: Path, target: Path) -> None:
-    """Replace `target` with a hard link to `source`, or with a copy where the file system has no links."""
-    with atomic_write(target) as draft:
-        draft.unlink(missing_ok=True)
-        try:
-            os.link(source, draft)
-        except OSError:
-            draft.write_bytes(source.read_bytes())
 
 
 def read_step(checkpoint: Path) -> int:

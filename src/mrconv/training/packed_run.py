@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._utils.files import link
 from ..hub import MODEL, read_json
 from ..tasks.archives import copy_exactly, tar_files
 from ..tasks.errors import DataError
@@ -20,8 +21,8 @@ from .checkpoint_files import BEST, LAST, PREVIOUS, latest_valid_checkpoint
 from .checkpoints import METRICS, read_step
 
 MANIFEST, PART, FORMAT = "manifest.json", "part-{:03d}", 1
-FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, BEST, rundir.RESULT, MODEL)
-"""What is packed beside the last checkpoint, where it exists; a run that goes on writes everything else again."""
+FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, BEST, rundir.RESULT)
+"""What is packed beside checkpoint and model, where it exists; a resumed run writes everything else again."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -29,7 +30,7 @@ def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -
     """Write what a run needs to resume elsewhere into a new folder, in files of at most `max_bytes`.
 
     With `bfloat16_moments` the optimizer's moments are rounded to bfloat16, and the run's result records at which step;
-    otherwise resuming is bit-exact.
+    otherwise resuming is bit-exact. A run that is training goes on, and is packed as of its last checkpoint.
 
     Returns:
         The manifest: the run's name, its step, and the size and checksum of each part.
@@ -38,25 +39,27 @@ def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -
     if out.exists():
         raise ValueError(f"{out} exists: give a folder that does not")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        rundir.run_lock(run, reading=True),
-        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft,
-    ):
-        checkpoint = latest_valid_checkpoint(run, (LAST, PREVIOUS))
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:
+        name = run.resolve().name
+        held, archive, target = Path(draft, "held", name), Path(draft, "run.tar"), Path(draft, "out")
+        held.mkdir(parents=True)
+        target.mkdir()
+        for file in (*FILES, PREVIOUS, LAST):  # training writes the checkpoint first, and replaces files as a whole
+            if (run / file).exists():
+                link(run / file, held / file)
+        checkpoint = latest_valid_checkpoint(held, (LAST, PREVIOUS))
         if checkpoint is None:
             raise ValueError(f"{run} has no checkpoint to resume from")
         step = read_step(checkpoint)
-        archive, target = Path(draft, "run.tar"), Path(draft, "out")
-        target.mkdir()
         with tarfile.open(archive, "w") as tar:
             if bfloat16_moments:
                 checkpoint = _with_rounded_moments(checkpoint, Path(draft, LAST))
             tar.add(checkpoint, LAST)
-            for name in FILES:
-                if (run / name).exists():
-                    tar.add(run / name, name)
+            for path in (*(held / file for file in FILES), run / MODEL):
+                if path.exists():
+                    tar.add(path, path.name)
         parts = _split(archive, target, max_bytes)
-        manifest = {"format": FORMAT, "run": run.resolve().name, "step": step, "parts": parts}
+        manifest = {"format": FORMAT, "run": name, "step": step, "parts": parts}
         rundir.write_json(target / MANIFEST, manifest)
         os.replace(target, out)
     return manifest
