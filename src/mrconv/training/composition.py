@@ -257,9 +257,11 @@ def launch(settings: Sequence[str], multirun: bool, job: Callable[[Experiment, P
     def task(config: DictConfig) -> None:
         sys.argv = command  # which the run records; the processes of other launchers have theirs
         runtime = HydraConfig.get()
-        folder = runtime.runtime.output_dir
+        folder = Path(runtime.runtime.output_dir)  # Hydra makes it absolute
+        if folder.is_relative_to(Path.cwd()):
+            folder = folder.relative_to(Path.cwd())
         try:
-            job(_experiment(config, keys), Path(folder))
+            job(_experiment(config, keys), folder)
         except Exception as error:
             if not multirun:
                 errors.append(error)  # raised below: Hydra would print a longer report
