@@ -118,6 +118,53 @@ def test_the_loop_of_the_page_gives_each_running_job_its_own_gpu(tmp_path, monke
     assert sorted(rest for _, rest in lines) == [f"train experiment=listops-base seed={seed}" for seed in range(8)]
 
 
+@pytest.mark.slow
+def test_a_queue_saves_a_run_that_trains_and_resumes_it_on_another_machine(tmp_path):
+    tiny = "d_model=8 depth=2 batch_size=10 accelerator=cpu task.train_size=40 task.val_size=10 task.test_size=10"
+    (tmp_path / "jobs").write_text(
+        f"100 train {tiny} seed=1 d_model=0\n\n100 train {tiny} name=short\n100 train {tiny} name=long epochs=5000"
+    )
+    last = Path("runs/long-seed0/last.ckpt")
+
+    def queue(machine, seconds, *packed):
+        place = tmp_path / machine
+        place.mkdir(exist_ok=True)
+        script = Path(__file__).parent.parent / "examples/queue.sh"
+        command = ["bash", script, "../jobs", str(seconds), "saved", *packed]
+        environment = os.environ | {"MRCONV": f"{sys.executable} -m mrconv"}
+        process = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+        return process.stdout + process.stderr
+
+    def wait_for(machine, condition):
+        until = time.monotonic() + 100
+        while not condition():
+            assert time.monotonic() < until, queue(machine, 0)
+            time.sleep(0.2)
+
+    def stop(machine):
+        os.killpg(int((tmp_path / machine / "runs/.queue/jobs/pid").read_text()), signal.SIGKILL)
+
+    try:
+        assert queue("one", 0).endswith("jobs go on: \n")
+        wait_for("one", (tmp_path / "one" / last).exists)
+        shown = queue("one", 0)
+        lines = r"d_model=0\n\S+ status 2: .*got 0.*\n.*name=short\n\S+ status 0: in runs/short.*\n.*name=long"
+        assert re.search(lines, shown), shown
+        saved = tmp_path / "one/saved"
+        assert sorted(path.name for path in saved.iterdir()) == ["packed-long-seed0", "short-seed0"]
+    finally:
+        stop("one")
+    try:
+        queue("two", 0, "../one/saved/packed-long-seed0")
+        assert (tmp_path / "two" / last).exists()
+        log = tmp_path / "two/runs/.queue/jobs/output"
+        wait_for("two", lambda: f"resuming from {last}" in log.read_text())
+    finally:
+        stop("two")
+    assert "is not a packed run: it has no manifest.json" in queue("three", 0, "../one/saved/short-seed0")
+    assert not (tmp_path / "three/runs").exists()
+
+
 def test_lightning_does_not_requeue_jobs_of_slurm(tmp_path, monkeypatch):
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
