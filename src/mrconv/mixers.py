@@ -222,7 +222,7 @@ def make_mixer(
     A mixer with an MRConv inside gets all options of the layer; any other gets `bidirectional` only.
     """
     options, cls = options or {}, mixer_class(name)
-    names = option_names(cls)
+    names = option_defaults(cls)
     if name == "mrconv":
         if options:
             raise ValueError(f"mixer_options are for mixers other than mrconv: pass {options} as layer options instead")
@@ -242,16 +242,18 @@ def make_mixer(
     return cls(d_model, l_max, **(shared | dict(options)), **factory)
 
 
-def option_names(cls: type[nn.Module]) -> set[str]:
-    """Return the names of a mixer's options, with those that it passes on to its parent class or to submodules."""
-    names: set[str] = set()
+def option_defaults(cls: type[nn.Module]) -> dict[str, Any]:
+    """Return the options of a mixer, of its parent classes and of the submodules to which it passes them: defaults."""
+    defaults: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters
-        names |= {name for name, each in parameters.items() if each.kind not in VARIADIC}
+        here = {name: each.default for name, each in parameters.items() if each.kind not in VARIADIC}
+        defaults = here | defaults
         if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
             break
     for source in getattr(cls, "option_sources", ()):
-        names |= option_names(source)
-    return names - {"self", "d_model", "l_max", "device", "dtype"} - getattr(cls, "fixed", set())
+        defaults = option_defaults(source) | defaults
+    hidden = {"self", "d_model", "l_max", "device", "dtype", *getattr(cls, "fixed", ())}
+    return {name: default for name, default in defaults.items() if name not in hidden}

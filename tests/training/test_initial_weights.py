@@ -2,19 +2,20 @@
 
 import csv
 import dataclasses
+import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from mrconv import reparameterize
 from mrconv.inference import load_model, save
 from mrconv.tasks.preprocessing import Preprocessor
-from mrconv.training import loop
+from mrconv.training import loop, report, rundir
 from mrconv.training.composition import compose
 from mrconv.training.datamodule import prepare
-from mrconv.training.initial_weights import encoded_for, load_initial_weights
+from mrconv.training.initial_weights import describe, encoded, initial_model, load_initial_weights
 from mrconv.training.module import build_model
-from mrconv.training.run_names import recipe_changes
 
 from .miniature import data, listops, make_trainer, small, stopping_trainer, train_without_figures
 
@@ -63,7 +64,8 @@ def test_training_begins_with_weights_and_statistics_of_the_run(first, tmp_path)
     initial = result["environment"]["initial"]
     assert not initial["new_head"]
     assert len(initial["weights_sha256"]) == 64
-    assert recipe_changes(result["config"])["init"] == result["config"]["init"] == str(run)
+    for name in ("listops-base", "mine"):
+        assert f"init={run}" in " ".join(report.notes({**result, "name": name}))
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -83,8 +85,9 @@ def test_a_run_resumes_from_its_checkpoint_and_not_from_the_initial_weights(firs
     with pytest.raises(SystemExit):
         loop.train(experiment, tmp_path / "part", quiet=True)
     monkeypatch.setattr(loop, "make_trainer", make_trainer)
-    monkeypatch.setattr(loop, "load_initial_weights", lambda *_: pytest.fail("loaded again"))
+    moved = run.rename(tmp_path / "moved")  # the run goes on without it
     result = loop.train(experiment, tmp_path / "part", quiet=True)
+    moved.rename(run)
     assert not result["environment"]["initial"]["new_head"]
     whole, part = (load_model(tmp_path / name / "model").state_dict() for name in ("whole", "part"))
     assert all(torch.equal(x, part[name]) for name, x in whole.items())
@@ -94,7 +97,7 @@ def test_a_run_resumes_from_its_checkpoint_and_not_from_the_initial_weights(firs
 def test_a_model_of_the_same_classes_is_loaded_whole(task, tmp_path):
     prepared = data(task)
     source, model = saved_model(tmp_path, prepared), new_model(prepared)
-    assert not load_initial_weights(model, prepared, str(tmp_path))["new_head"]
+    assert not load_initial_weights(model, prepared, tmp_path)["new_head"]
     assert all(torch.equal(x, source.state_dict()[name]) for name, x in model.state_dict().items())
 
 
@@ -106,7 +109,7 @@ def test_other_classes_get_a_new_head(task, tmp_path):
         other = dataclasses.replace(prepared, classes=classes)
         model = new_model(other)
         head = model.head.weight.clone()
-        assert load_initial_weights(model, other, str(tmp_path))["new_head"]
+        assert load_initial_weights(model, other, tmp_path)["new_head"]
         assert torch.equal(model.head.weight, head)
         assert all(
             torch.equal(x, source.backbone.state_dict()[name]) for name, x in model.backbone.state_dict().items()
@@ -118,83 +121,154 @@ def test_sparse_kernels_keep_their_positions(tmp_path):
     source, model = saved_model(tmp_path, prepared, **options), new_model(prepared, **options)
     positions = [name for name in source.state_dict() if name.endswith("index")]
     assert any(not torch.equal(source.state_dict()[name], model.state_dict()[name]) for name in positions)
-    load_initial_weights(model, prepared, str(tmp_path))
+    load_initial_weights(model, prepared, tmp_path)
     assert all(torch.equal(source.state_dict()[name], model.state_dict()[name]) for name in positions)
 
 
-def test_the_model_sets_the_architecture_unless_an_experiment_does(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = {"d_model": 12, "depth": 3, "kernel": "dilated", "kernel_size": 4, "bidirectional": True}
-    saved_model(tmp_path / "model", data("listops"), **options)
-    experiment = compose(["task=folder", "init=model/", "lr=0.01", "norm=batch"])
-    assert {name: getattr(experiment, name) for name in options} == options
-    assert (experiment.lr, experiment.dropout, experiment.init) == (0.01, 0.0, "model")
-    assert experiment.name == "folder-init-model-lr0.01"
-    assert compose(["experiment=listops-base", "init=model"]).d_model == 128
+def test_settings_that_differ_are_listed(tmp_path):
+    prepared = data("listops")
+    options = {"d_model": 12, "kernel": "dilated", "kernel_size": 4, "prenorm": True, "dropout": 0.3}
+    saved_model(tmp_path, prepared, **options)
+    with pytest.raises(ValueError, match="has other settings; add ") as error:
+        load_initial_weights(new_model(prepared, eps=1e-3), prepared, tmp_path)
+    added = str(error.value).partition("; add ")[2].split()
+    assert set(added) == {"kernel=dilated", "kernel_size=4", "d_model=12", "prenorm=true", "eps=1e-05"}
+    options = {name: getattr(compose(added), name) for name, _, _ in (text.partition("=") for text in added)}
+    load_initial_weights(new_model(prepared, **options), prepared, tmp_path)
 
 
-def test_the_mixer_of_the_model_is_kept(tmp_path):
-    saved_model(tmp_path, data("listops"), mixer="s4d", mixer_options={"d_state": 6})
-    experiment = compose(["task=folder", f"init={tmp_path}"])
-    assert (experiment.mixer, experiment.mixer_options) == ("s4d", {"d_state": 6})
+@pytest.mark.parametrize(
+    ("there", "here", "added"),
+    [
+        ({"n_heads": 2}, {}, "mixer.n_heads=2"),
+        ({}, {"n_heads": 2}, "mixer.n_heads=4"),
+        ({"positions": "none"}, {"n_heads": 4}, "mixer.positions=none"),
+    ],
+)
+def test_options_of_a_mixer_that_differ_are_listed(there, here, added, tmp_path):
+    prepared = data("listops")
+    saved_model(tmp_path, prepared, mixer="attention", mixer_options=there, norm="none")
+    with pytest.raises(ValueError, match=f"has other settings; add {added}$"):
+        load_initial_weights(new_model(prepared, mixer="attention", mixer_options=here), prepared, tmp_path)
+    with pytest.raises(ValueError, match=r"has other settings; add mixer=attention( mixer\.\w+=\w+)?$"):
+        load_initial_weights(new_model(prepared), prepared, tmp_path)
+    load_initial_weights(new_model(prepared, mixer="attention", mixer_options=there), prepared, tmp_path)
+
+
+def texts(folder, name, letters):
+    """Return the settings of custom texts of some letters."""
+    lines = "".join(f"{letters[i % len(letters)] * (3 + i % 5)},{'xy'[i % 2]}\n" for i in range(40))
+    (folder / f"{name}.csv").write_text(f"text,label\n{lines}", encoding="utf-8")
+    return [f"cache_dir={folder / 'cache'}", "task=folder", "task.length=10", f"data={folder / name}.csv"]
 
 
 def test_custom_texts_take_the_vocabulary_of_the_model(tmp_path):
-    for name, letters in (("a", "abcd"), ("b", "acé")):
-        lines = "".join(f"{letters[i % len(letters)] * (3 + i % 5)},{'xy'[i % 2]}\n" for i in range(40))
-        (tmp_path / f"{name}.csv").write_text(f"text,label\n{lines}", encoding="utf-8")
-    settings = [f"cache_dir={tmp_path / 'cache'}", "task=folder", "task.length=10"]
-    prepared = prepare(compose([*settings, f"data={tmp_path / 'a.csv'}"]))
+    prepared = prepare(compose(texts(tmp_path, "a", "abcd")))
     saved_model(tmp_path / "model", prepared)
-    experiment = compose([*settings, f"data={tmp_path / 'b.csv'}", f"init={tmp_path / 'model'}"])
-    encoded = encoded_for(prepare(experiment), experiment.init, tmp_path / "no run yet")
-    assert encoded.vocabulary == prepared.vocabulary
-    assert "é" not in encoded.vocabulary
-    ids = {encoded.vocabulary[i] for i in encoded.splits["train"].x.tolist()}
-    assert {"a", "c", "<unk>"} <= ids <= {"a", "c", "<unk>", "<eos>"}
-    assert not load_initial_weights(build_model(experiment, encoded), encoded, experiment.init)["new_head"]
+    other = prepare(compose(texts(tmp_path, "b", "acé")))
+    changed = encoded(other, tmp_path / "model")
+    assert changed.vocabulary == prepared.vocabulary
+    assert "é" not in changed.vocabulary
+    symbols, before = (
+        np.array(each.vocabulary, object)[each.splits["train"].x.astype(int)] for each in (changed, other)
+    )
+    assert (symbols == np.where(before == "é", "<unk>", before)).all()
+    initial = load_initial_weights(new_model(changed), changed, tmp_path / "model")
+    assert initial["unknown_symbols"] == (before == "é").mean() > 0
+    assert not initial["new_head"]
+    assert describe("RUN", initial).startswith("starting from RUN, with its head; ")
+    assert describe("RUN", initial).endswith("% of the training symbols are <unk>")
+
+
+def test_a_language_model_takes_the_vocabulary_of_the_model_for_inputs_and_targets(tmp_path):
+    prepared = data("characters")
+    saved_model(tmp_path, prepared)
+    novel = dataclasses.replace(prepared, vocabulary=("<unk>", *"hgfedcbaz"))
+    split, changed = novel.splits["val"], encoded(novel, tmp_path)
+    for name in ("x", "y"):
+        before = np.array(novel.vocabulary)[getattr(split, name)]
+        after = np.array(prepared.vocabulary)[getattr(changed.splits["val"], name)]
+        assert (after == np.where(before == "z", "<unk>", before)).all()
+    assert not load_initial_weights(new_model(changed), changed, tmp_path)["new_head"]
+
+
+def test_both_sequences_of_a_pair_take_the_vocabulary_of_the_model(tmp_path):
+    prepared = data("retrieval")
+    saved_model(tmp_path, prepared)
+    reverse = dataclasses.replace(prepared, vocabulary=prepared.vocabulary[::-1])
+    split, changed = reverse.splits["train"], encoded(reverse, tmp_path)
+    for name in ("x", "x2"):
+        before, after = getattr(split, name).astype(int), getattr(changed.splits["train"], name).astype(int)
+        assert (np.array(prepared.vocabulary)[after] == np.array(reverse.vocabulary)[before]).all()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"length": 64}, r"its model has the length 128, the data 64; custom data takes task\.length=128"),
-        ({"vocabulary": tuple("abcdefghijklmnopqrs")}, "its vocabulary of 18 symbols has no <unk> and lacks some of"),
+        ({"length": 64}, "length of the data: 64; of .*: 128; custom data takes task.length=128$"),
+        (
+            {"vocabulary": tuple(map(str, range(19)))},
+            "lacks 1 of the data's symbols, the first '18', and only",
+        ),
+        (
+            {"vocabulary": (*map(str, range(18)), "<eos>")},
+            "sequences of the data end with <eos>, those of the",
+        ),
+        ({"vocabulary": tuple("abcdefghijklmnopqr")}, "kind of the data: text; of .*: tokens$"),
     ],
 )
 def test_data_that_does_not_fit_is_rejected(changes, message, tmp_path):
     prepared = data("listops")
     saved_model(tmp_path, prepared)
-    other = dataclasses.replace(prepared, **changes)
     with pytest.raises(ValueError, match=message):
-        load_initial_weights(new_model(other), other, str(tmp_path))
+        encoded(dataclasses.replace(prepared, **changes), tmp_path)
 
 
-def test_another_sampling_rate_is_rejected(tmp_path):
-    prepared = data("speech")
-    slow, fast = (dataclasses.replace(prepared, facts={"sample_rate": rate}) for rate in (8000, 16000))
-    saved_model(tmp_path, fast)
-    with pytest.raises(
-        ValueError, match=r"takes 16,000 samples a second, the data has 8,000; .*task\.sample_rate=16000"
-    ):
-        load_initial_weights(new_model(slow), slow, str(tmp_path))
-
-
-def test_another_architecture_is_rejected(tmp_path):
-    prepared = data("listops")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"facts": {"sample_rate": 8000}}, "sample rate of the data: 8000; .*: 16000; .*takes task.sample_rate=16000$"),
+        ({"facts": {}}, "kind of the data: values; of .*: audio$"),
+        ({"channels": 2}, "channels of the data: 2; of .*: 1$"),
+    ],
+)
+def test_values_that_do_not_fit_are_rejected(changes, message, tmp_path):
+    prepared = dataclasses.replace(data("speech"), facts={"sample_rate": 16000})
     saved_model(tmp_path, prepared)
-    with pytest.raises(ValueError, match=r"its model has prenorm=False, this run prenorm=True"):
-        load_initial_weights(new_model(prepared, prenorm=True), prepared, str(tmp_path))
-    with pytest.raises(ValueError, match=r"its model has depth=2; leave out depth=3"):
-        compose(["task=folder", f"init={tmp_path}", "depth=3"])
+    with pytest.raises(ValueError, match=message):
+        encoded(dataclasses.replace(prepared, **changes), tmp_path)
 
 
-def test_what_is_no_trained_model_is_rejected(tmp_path):
+def test_a_model_without_a_preprocessor_takes_numbered_symbols(tmp_path):
     prepared = data("listops")
-    with pytest.raises(
-        FileNotFoundError, match=r"init=nowhere is neither a run nor a saved model: nowhere has no config"
-    ):
-        compose(["task=folder", "init=nowhere"])
-    save(reparameterize(new_model(prepared)), tmp_path, Preprocessor.from_data(prepared))
-    with pytest.raises(ValueError, match="its model is merged and has no branches to train; give the run itself"):
-        load_initial_weights(new_model(prepared), prepared, str(tmp_path))
+    model = new_model(prepared)
+    model.save_pretrained(tmp_path)
+    assert encoded(prepared, tmp_path) is prepared
+    assert load_initial_weights(new_model(prepared), prepared, tmp_path)["new_head"]  # its classes have no names
+    named = dataclasses.replace(prepared, vocabulary=tuple("abcdefghijklmnopqr"))
+    with pytest.raises(ValueError, match="lacks 18 of the data's symbols, the first 'a'"):
+        load_initial_weights(new_model(named), named, tmp_path)
+
+
+def test_what_is_no_trained_model_is_rejected(first, tmp_path):
+    run, _ = first
+    with pytest.raises(FileNotFoundError, match=r"init=nowhere is neither a run nor a saved model: it has no config"):
+        initial_model("nowhere", tmp_path)
+    with pytest.raises(ValueError, match="is the folder of this run: give the run another name"):
+        initial_model(str(run), run)
+    (tmp_path / "run").mkdir()
+    shutil.copy(run / rundir.CONFIG, tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="is a run that has not ended: `mrconv finish"):
+        initial_model(str(tmp_path / "run"), tmp_path)
+    shutil.copy(run / rundir.RESULT, tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="is the record of a run without its weights"):
+        initial_model(str(tmp_path / "run"), tmp_path)
+    prepared = data("listops")
+    save(reparameterize(new_model(prepared)), tmp_path / "merged", Preprocessor.from_data(prepared))
+    with pytest.raises(ValueError, match="holds a merged model, without branches to train; give the run itself"):
+        load_initial_weights(new_model(prepared), prepared, tmp_path / "merged")
+
+
+def test_the_name_of_a_run_has_its_initial_model():
+    assert compose(["task=folder", "init=model/", "lr=0.01", "d_model=12"]).name == "folder-d_model12-init-model-lr0.01"
+    assert compose(["experiment=listops-base", "init=runs/first-seed0"]).name == "listops-base-init-runs-first-seed0"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .._utils.checks import check_positive_int, valid_mask
 from ..layer import MRConv
-from ..mixers import option_names
+from ..mixers import option_defaults
 from ..streaming.state import MixerState
 from .mega import GatedAttention
 from .projected_mixer import ProjectedMixer, short_conv
@@ -97,7 +97,7 @@ class MRConvAttention(WithMRConv):
     option_sources = (GatedAttention, MRConv)
 
     def __init__(self, d_model: int, l_max: int, *, chunk: int | None = 128, **options: Any) -> None:
-        names = option_names(GatedAttention) - {"bidirectional"}
+        names = option_defaults(GatedAttention).keys() - {"bidirectional"}
         attention = {name: options.pop(name) for name in names & set(options)}
         super().__init__(d_model, l_max, **options)
         self.gated = GatedAttention(

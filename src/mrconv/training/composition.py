@@ -27,7 +27,6 @@ from mrconv._utils.plugins import load_plugins
 from mrconv.tasks import DataError, task_class, task_names
 
 from .experiment import Experiment, check_key
-from .initial_weights import inherited
 from .plugin_records import add_used_plugins
 from .presets import CONFIGS, get_preset, presets, variants
 from .run_names import run_name
@@ -84,11 +83,10 @@ def hydra_overrides(settings: Sequence[str]) -> list[str]:
 
     task.KEY and mixer.KEY become options of the task and the mixer. task.rate becomes rate, as no task has such an
     option (`register_task`). plugins=A,B becomes a list. experiment= with variant= becomes experiment= with the name of
-    the preset. init= without experiment= sets the architecture of that model. Values that Hydra cannot parse are
-    quoted.
+    the preset. Values that Hydra cannot parse are quoted.
     """
     overrides = []
-    for text in (*inherited(settings), *_select_presets(settings)):
+    for text in _select_presets(settings):
         if text.startswith("task."):
             key = text.removeprefix("task.")
             text = key if key.startswith("rate=") else f"task_options.{key}"

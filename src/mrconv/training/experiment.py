@@ -53,9 +53,7 @@ class ModelOptions(StageOptions, PoolingOptions, BackboneOptions):
 class RecipeOptions:
     """How the model is trained: AdamW with a cosine schedule."""
 
-    init: str = option(
-        "", "run or saved model whose weights training begins with; without experiment=..., the model is built like it"
-    )
+    init: str = option("", "run or saved model with whose weights training begins")
     lr: float = option(0.003, "learning rate", at_least=0)
     kernel_lr: float = option(0.001, "learning rate of kernels, which have no weight decay", at_least=0)
     mixer_lr: dict[str, float] = option(
@@ -137,12 +135,6 @@ class MachineOptions:
     out: str = option("runs", "folder in which the run's folder is created")
 
 
-ARCHITECTURE = (
-    "kernel", "combine", "decay", "norm", "eps", "kernel_size", "bidirectional", "heads", "groups", "mixer",
-    "mixer_options", "block_norm", "prenorm", "d_model", "depth", "pool", "patch_size", "depths", "dims",
-    "kernel_sizes",
-)  # fmt: skip
-"""Keys of the model that decide the shape and the meaning of its weights."""
 GROUPS = {"task": TaskOptions, "model": ModelOptions, "recipe": RecipeOptions, "machine": MachineOptions}
 """The options of an experiment by group, in the order of its fields."""
 

@@ -5,60 +5,69 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from mrconv.hub import CONFIG, MODEL, WEIGHTS, Model, model_folder, read_json
+from mrconv.config import LayerOptions, VisionConfig
+from mrconv.hub import CONFIG, MODEL, WEIGHTS, Model, model_folder
 from mrconv.inference import load_model
+from mrconv.layer import MRConv
+from mrconv.mixers import mixer_class, option_defaults
 from mrconv.tasks import Prepared
 from mrconv.tasks.preprocessing import Preprocessor, load_preprocessor
+from mrconv.tasks.vocabulary import END, SPECIAL, UNKNOWN
 
+from . import rundir
 from .checkpoint_files import check_same_model
-from .experiment import ARCHITECTURE
-from .other_data import with_vocabulary
+from .other_data import difference, with_vocabulary
+
+FREE = {
+    "dropout", "tie_dropout", "drop_path", "layer_scale", "mask_padding", "momentum", "sync_stats", "stats_fraction",
+    "backend", "merged", "rate", "seed", "mixer_options", "n_classes", "n_outputs", "per_position", "global_pool",
+    "vocab_size", "d_input", "in_channels", "l_max", "image_size",
+}  # fmt: skip
+"""Options of a model that may differ from those of the initial one, or that are compared otherwise."""
+HINTS = {"length": "task.length={}", "sample_rate": "task.sample_rate={}"}
+"""Settings with which custom data gets a property of the initial model's data."""
 
 
-def inherited(settings: Sequence[str]) -> list[str]:
-    """Return the architecture of the initial model as settings, unless an experiment sets the architecture."""
-    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in settings)}
-    init = given.get("init")
-    if not init or "experiment" in given:
-        return []
-    architecture = _architecture(read_json(_folder(init) / CONFIG))
-    for key, value in architecture.items():
-        if key in given and yaml.safe_load(given[key]) != value:
-            raise ValueError(f"init={init}: its model has {key}={value}; leave out {key}={given[key]}")
-    return [f"{key}={json.dumps(value)}" for key, value in architecture.items()]
+def initial_model(init: str, run: Path) -> Path:
+    """Return the folder of the model that `init` names, which for a run is the trained one."""
+    given = Path(init).expanduser()
+    folder = model_folder(given, MODEL)
+    if given.resolve() == run.resolve():
+        raise ValueError(f"init={init} is the folder of this run: give the run another name")
+    if (folder / CONFIG).exists() and (folder / WEIGHTS).exists():
+        return folder
+    if not (given / rundir.CONFIG).exists():
+        raise FileNotFoundError(f"init={init} is neither a run nor a saved model: it has no {CONFIG} and {WEIGHTS}")
+    if (given / rundir.RESULT).exists():
+        raise FileNotFoundError(f"init={init} is the record of a run without its weights")
+    raise FileNotFoundError(f"init={init} is a run that has not ended: `mrconv finish {init}` saves its best weights")
 
 
-def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `ARCHITECTURE` that a model's config has, and the options of its mixer as mixer.KEY."""
-    values = {key: config[key] for key in ARCHITECTURE if key in config}
-    if "norm" in values and values["norm"] is None:
-        values["norm"] = "scale" if values["combine"] == "concat" else "batch"
-    options = values.pop("mixer_options", None) or {}
-    return values | {f"mixer.{name}": value for name, value in options.items()}
+def encoded(data: Prepared, folder: Path) -> Prepared:
+    """Return data with the vocabulary of a saved model; raise ValueError if the model takes other inputs."""
+    trained = load_preprocessor(folder)
+    if trained is None:  # saved by `save_pretrained`: `load_initial_weights` compares what the model's config says
+        return data
+    _check_inputs(data, trained, folder, ("kind", "channels", "sample_rate", "height", "width", "length"))
+    return with_vocabulary(data, trained)
 
 
-def encoded_for(data: Prepared, init: str, run: Path) -> Prepared:
-    """Return tokens with the vocabulary of the initial model, or of a run that has begun with it."""
-    trained = load_preprocessor(run / MODEL) or load_preprocessor(_folder(init))
-    return data if trained is None else with_vocabulary(data, trained)
-
-
-def load_initial_weights(model: Model, data: Prepared, init: str) -> dict[str, Any]:
+def load_initial_weights(model: Model, data: Prepared, folder: Path) -> dict[str, Any]:
     """Give a new model the weights and statistics of a saved one; return what the run records of it.
 
     The head keeps its random weights if it predicts something else: other classes, another target, or values, whose
     units are those of the former data.
     """
-    folder = _folder(init)
     source = load_model(folder)
-    trained = load_preprocessor(folder) or Preprocessor.from_config(source.config)
-    _check_fits(model, data, source, trained, init)
+    _check_options(model, source, folder)
+    trained = load_preprocessor(folder)
+    if trained is None:
+        trained = Preprocessor.from_config(source.config)
+        _check_inputs(data, trained, folder, ("length",) if trained.vocabulary else ("channels", "length"))
     same_head = type(source) is type(model) and data.target == trained.target != "values"
     same_head = same_head and data.classes == trained.classes
     weights, random = source.state_dict(), model.state_dict()
@@ -69,43 +78,81 @@ def load_initial_weights(model: Model, data: Prepared, init: str) -> dict[str, A
     model.load_state_dict(weights)
     with (folder / WEIGHTS).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"weights_sha256": digest, "new_head": not same_head}
+    return {"weights_sha256": digest, "new_head": not same_head, "unknown_symbols": _unknown_share(data)}
 
 
-def _folder(init: str) -> Path:
-    """Return the folder of the model that `init` names, the trained one of a run."""
-    folder = model_folder(Path(init).expanduser(), MODEL)
-    if not (folder / CONFIG).exists():
-        raise FileNotFoundError(f"init={init} is neither a run nor a saved model: {folder} has no {CONFIG}")
-    return folder
+def describe(init: str, initial: dict[str, Any]) -> str:
+    """Return the line that a run prints when it starts."""
+    head, share = "a new" if initial["new_head"] else "its", initial["unknown_symbols"]
+    unknown = f"; {share:.2%} of the training symbols are {UNKNOWN}" if share else ""
+    return f"starting from {init}, with {head} head{unknown}"
 
 
 def _in_head(name: str) -> bool:
     return name.startswith(("head.", "hidden."))
 
 
-def _check_fits(model: Model, data: Prepared, source: Model, trained: Preprocessor, init: str) -> None:
-    """Raise ValueError if a model is not trained further as it is here: other options, length or vocabulary."""
+def _unknown_share(data: Prepared) -> float:
+    """Return which part of the training symbols is <unk>; 0 for values."""
+    if UNKNOWN not in data.vocabulary:
+        return 0.0
+    return float((data.splits["train"].x == data.vocabulary.index(UNKNOWN)).mean())
+
+
+def _check_inputs(data: Prepared, trained: Preprocessor, folder: Path, names: tuple[str, ...]) -> None:
+    """Raise ValueError if a model does not take this data: another property of `names`, or other symbols."""
+    current = Preprocessor.from_data(data)
+    for name in names:
+        if text := difference(current, trained, name, str(folder)):
+            hint = HINTS.get(name, "").format(f"{getattr(trained, name):g}" if name in HINTS else "")
+            raise ValueError(f"init: {text}" + (f"; custom data takes {hint}" if hint else ""))
+    ends = [END in each.vocabulary for each in (current, trained)]
+    if ends[0] != ends[1]:
+        which = ("the model", "the data") if ends[1] else ("the data", "the model")
+        raise ValueError(f"init: sequences of {which[0]} end with {END}, those of {which[1]} do not ({folder})")
+    known = {*trained.vocabulary, *SPECIAL}
+    lacking = [symbol for symbol in current.vocabulary if symbol not in known]
+    characters = current.kind == trained.kind == "text"
+    if lacking and not (characters and UNKNOWN in trained.vocabulary):
+        why = f"and has no {UNKNOWN}" if characters else f"and only texts may have {UNKNOWN}"
+        raise ValueError(
+            f"init: the vocabulary of {folder} lacks {len(lacking)} of the data's symbols, the first {lacking[0]!r}, "
+            f"{why}"
+        )
+
+
+def _check_options(model: Model, source: Model, folder: Path) -> None:
+    """Raise ValueError if two models compute something else with the same weights; name the settings to add."""
     here, there = (json.loads(json.dumps(dataclasses.asdict(each.config))) for each in (model, source))
-    if there.get("merged"):
-        raise ValueError(f"init={init}: its model is merged and has no branches to train; give the run itself")
-    ours, theirs = _architecture(here), _architecture(there)
-    for key in theirs:
-        if key in ours and ours[key] != theirs[key]:
-            raise ValueError(f"init={init}: its model has {key}={theirs[key]}, this run {key}={ours[key]}")
-    rate, current = trained.sample_rate, data.facts.get("sample_rate")
-    if rate and current and rate != current:
-        raise ValueError(
-            f"init={init}: its model takes {rate:,g} samples a second, the data has {current:,g}; custom data takes "
-            f"task.sample_rate={rate:g}"
-        )
-    if (length := there.get("l_max")) != here.get("l_max"):
-        raise ValueError(
-            f"init={init}: its model has the length {length:,}, the data {data.length:,}; custom data takes "
-            f"task.length={length}, with task.cut=true if it has longer examples"
-        )
-    if data.vocabulary != trained.vocabulary:
-        raise ValueError(
-            f"init={init}: its vocabulary of {len(trained.vocabulary)} symbols has no <unk> and lacks some of the "
-            f"{len(data.vocabulary)} symbols of the data"
-        )
+    if there["merged"]:
+        raise ValueError(f"init: {folder} holds a merged model, without branches to train; give the run itself")
+    if isinstance(model.config, VisionConfig) != isinstance(source.config, VisionConfig):
+        kinds = (type(each).__name__ for each in (source, model))
+        raise ValueError("init: {} holds a {}, this run trains a {}; task.sequence decides".format(folder, *kinds))
+    for each in (here, there):
+        if each["norm"] is None:
+            each["norm"] = "scale" if each["combine"] == "concat" else "batch"
+    options = here["mixer_options"] if here["mixer"] == there["mixer"] else None
+    here |= _mixer_options(here | {"mixer": there["mixer"], "mixer_options": options})
+    there |= _mixer_options(there)
+    different = [name for name in there if name not in _free(source) and there[name] != here.get(name, there[name])]
+    values = [there[name] if isinstance(there[name], str) else json.dumps(there[name]) for name in different]
+    settings = [shlex.quote(f"{name}={value}") for name, value in zip(different, values, strict=True)]
+    if settings:
+        raise ValueError(f"init: the model in {folder} has other settings; add {' '.join(settings)}")
+
+
+def _free(model: Model) -> set[str]:
+    """Return the options that may differ from a model's: those of MRConv too if it has none."""
+    if any(isinstance(module, MRConv) for module in model.modules()):
+        return FREE
+    return FREE | {field.name for field in dataclasses.fields(LayerOptions)} - {"bidirectional"}
+
+
+def _mixer_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Return all options of a model's baseline, by default or given, as mixer.NAME."""
+    if config["mixer"] in ("mrconv", "conv"):
+        return {}
+    defaults = option_defaults(mixer_class(config["mixer"]))
+    options = {name: z for name, z in defaults.items() if name not in config} | (config["mixer_options"] or {})
+    return {f"mixer.{name}": json.loads(json.dumps(z, default=str)) for name, z in options.items()}

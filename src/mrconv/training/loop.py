@@ -37,7 +37,7 @@ from .compilation import worth_compiling
 from .datamodule import EVALUATION_BATCHES, TaskData, make_loader, prepare
 from .experiment import Experiment
 from .figures import draw_run
-from .initial_weights import encoded_for, load_initial_weights
+from .initial_weights import describe, encoded, initial_model, load_initial_weights
 from .module import NonFiniteError, Training, average_statistics, build_model
 from .outputs import model_outputs
 from .plugin_records import check_registered
@@ -82,7 +82,10 @@ def train(
 def _training_data(experiment: Experiment, folder: Path, progress: Progress = no_progress) -> Prepared:
     """Return the experiment's data, encoded for the model that training begins with."""
     data = prepare(experiment, progress)
-    return encoded_for(data, experiment.init, folder) if experiment.init else data
+    if not experiment.init:
+        return data
+    resumes = any((folder / name).exists() for name in (LAST, PREVIOUS))  # then the initial model is not needed
+    return encoded(data, folder / MODEL if resumes else initial_model(experiment.init, folder))
 
 
 def _recorded(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
@@ -103,7 +106,7 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
         check_same_model(checkpoint, model_weights(content), model)
     initial = None
     if experiment.init and checkpoint is None:
-        initial = load_initial_weights(model, data, experiment.init)
+        initial = load_initial_weights(model, data, initial_model(experiment.init, folder))
     elif experiment.init and (folder / rundir.ENVIRONMENT).exists():
         initial = read_json(folder / rundir.ENVIRONMENT).get("initial")
     metric = SCORES[data.metric]
@@ -138,8 +141,7 @@ def _train(folder: Path, datamodule: TaskData, model: Model, quiet: bool) -> dic
             epochs = f"{done // steps} of {experiment.epochs} epochs"
             print(f"resuming from {checkpoint}: {epochs}, {done:,} steps are done", flush=True)
         elif initial and not quiet:
-            head = "a new" if initial["new_head"] else "its"
-            print(f"starting from {experiment.init}, with {head} head", flush=True)
+            print(describe(experiment.init, initial), flush=True)
     try:
         with logger_errors_raised_once():
             trainer.fit(training, datamodule, ckpt_path=checkpoint, weights_only=True)

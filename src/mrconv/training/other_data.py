@@ -21,7 +21,7 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
 
     Data of another kind, with other classes, or with symbols that the model cannot represent raises ValueError.
     """
-    data = _with_classes(with_vocabulary(data, trained), trained)
+    data = _with_classes(data if data.encoder == "text" else with_vocabulary(data, trained), trained)
     current = Preprocessor.from_data(data)
     if trained.vocabulary != current.vocabulary:
         raise ValueError(
@@ -29,9 +29,8 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
             f"{len(trained.vocabulary)} symbols"
         )
     for name in COMPARED:
-        expected, actual = _as_text(trained, name), _as_text(current, name)
-        if expected != actual:
-            raise ValueError(f"{name.replace('_', ' ')} of the data: {actual:.200}; of {model}: {expected:.200}")
+        if text := difference(current, trained, name, model):
+            raise ValueError(text)
     if current.lengths and not trained.lengths:
         data = data.without_lengths()
     by_position = trained.scale.ndim == 2 and len(trained.scale) > 1  # such a normalisation is part of the task
@@ -40,15 +39,26 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
     return dataclasses.replace(data, scale=trained.scale, shift=trained.shift)
 
 
+def difference(current: Preprocessor, trained: Preprocessor, name: str, model: str) -> str:
+    """Describe how a property of data differs from that of a model's training data; empty if it does not."""
+    expected, actual = _as_text(trained, name), _as_text(current, name)
+    if expected == actual:
+        return ""
+    return f"{name.replace('_', ' ')} of the data: {actual:.200}; of {model}: {expected:.200}"
+
+
 def with_vocabulary(data: Prepared, trained: Preprocessor) -> Prepared:
     """Return tokens with the ids of a model's vocabulary, unless it lacks one of the symbols and <unk>."""
     known = trained.token_ids
-    if data.encoder != "tokens" or data.pair or data.vocabulary == trained.vocabulary:
+    if data.vocabulary in ((), trained.vocabulary):
         return data
     if UNKNOWN not in known and not set(data.vocabulary) <= set(known):
         return data
     ids = np.array([known.get(symbol, known.get(UNKNOWN, 0)) for symbol in data.vocabulary], np.int32)
-    return dataclasses.replace(_mapped(data, "x", ids.__getitem__), vocabulary=trained.vocabulary)
+    arrays = ["x", *(["x2"] * data.pair), *(["y"] * (data.encoder == "text"))]
+    for array in arrays:
+        data = _mapped(data, array, ids.__getitem__)
+    return dataclasses.replace(data, vocabulary=trained.vocabulary)
 
 
 def _with_classes(data: Prepared, trained: Preprocessor) -> Prepared:

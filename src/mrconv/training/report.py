@@ -163,6 +163,7 @@ def notes(*group: Mapping[str, Any]) -> list[str]:
     """Return the caveats of comparing a run, or runs that differ in their seed, with the paper."""
     result = group[0]
     texts, changed = ["partial"] if result["partial"] else [], changes(result)
+    texts += [f"init={changed.pop('init')}"] if "init" in changed else []
     texts += [text.format(changed.pop(key)) for key, text in REDUCED.items() if key in changed]
     if "epochs" in changed:
         texts.append(f"{changed.pop('epochs')} epochs instead of {_preset_values(result)['epochs']}")
@@ -219,11 +220,11 @@ def _epoch_note(group: Sequence[Mapping[str, Any]]) -> str:
 
 
 def changes(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the model and the recipe that differ from the preset; without a preset, limits only."""
+    """Return the values of the model and the recipe that differ from the preset; else limits and `init`."""
     preset = _preset_values(result)
     changed = changed_keys(result.get("config", {}), preset)
     ignored = REPEATS | {"name"}
-    return {key: value for key, value in changed.items() if key not in ignored and (preset or key in REDUCED)}
+    return {key: z for key, z in changed.items() if key not in ignored and (preset or key in REDUCED or key == "init")}
 
 
 def _preset_values(result: Mapping[str, Any]) -> dict[str, Any]:

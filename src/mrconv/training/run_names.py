@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .experiment import ARCHITECTURE, Experiment, masks_padding
+from .experiment import Experiment, masks_padding
 from .presets import find_preset, preset_of_run
 
 REPEATS = {
@@ -96,8 +96,6 @@ def _without_preset(values: Mapping[str, Any], swept: Collection[str]) -> tuple[
         del changes["data"]
     if not name or "task" not in swept:
         changes.pop("task", None)
-    if values["init"]:  # it implies the architecture
-        changes = {key: z for key, z in changes.items() if key.partition(".")[0] not in ARCHITECTURE}
     return name or values["task"], changes
 
 
