@@ -21,6 +21,7 @@ from typing import Any
 
 from mrconv.training.paper_numbers import OTHERS
 from mrconv.training.report import mean_and_deviation
+from mrconv.training.scores import SCORES
 
 ROOT = Path(__file__).parents[1]
 MIXERS = ("mrconv", "s4", "s4d", "s5", "longconv", "sgconv", "mega", "mamba", "attention")
@@ -329,6 +330,19 @@ def costs() -> str:
     return markdown(["length", *columns], rows)
 
 
+def kept() -> str:
+    """Return a table of the weights in results/: the scores of the run, and those of the weights as they are kept."""
+    rows = []
+    for path in sorted((ROOT / "results").glob("*/metrics.json")):
+        result, measured = (json.loads(each.read_text()) for each in (path.with_name("result.json"), path))
+        metric = SCORES[result["metric"]]
+        scores = [result[metric.name], {name: each[metric.name] for name, each in measured["splits"].items()}]
+        texts = [metric.text(each[name]) if name in each else "-" for name in ("test", "val") for each in scores]
+        size = (path.parent / "model/model.safetensors").stat().st_size / 1e6
+        rows.append([f"`{path.parent.name}`", *texts, f"{size:.1f}"])
+    return markdown(["run", "test", "as kept", "validation", "as kept", "MB"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "targets": targets,
     "training, bfloat16": lambda: training_stacks("model-h200-bfloat16"),
@@ -340,11 +354,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "costs": costs,
     "ablation": lambda: ablation("listops-base-{}-epochs6-task.test_size20000-seed0", paper=True),
     "ablation, demo": lambda: ablation("demo-{}-task.test_size10000-seed*", paper=False),
+    "ablation, demo, kernel_lr 0.04": lambda: ablation("demo-{}-kernel_lr0.04-task.test_size10000-seed*", paper=False),
     "mixers, demo": lambda: mixers("demo{}-task.test_size10000-seed*"),
     "mixers, demo, 20 epochs": lambda: mixers("demo{}-epochs20-task.test_size10000-seed*"),
     "epochs": epochs,
     "gradients": gradients,
     "operators": operators,
+    "kept": kept,
     "fractions, cpu": lambda: fractions("stats-fraction-cpu", "ms", 0),
     "fractions, h200": lambda: fractions("stats-fraction-h200-bfloat16", "graph_ms", 2),
     "layers, cpu": lambda: training_layers("layer-cpu-float32", "ms", 0),

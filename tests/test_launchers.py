@@ -122,7 +122,8 @@ def test_the_loop_of_the_page_gives_each_running_job_its_own_gpu(tmp_path, monke
 def test_a_queue_saves_a_run_that_trains_and_resumes_it_on_another_machine(tmp_path):
     tiny = "d_model=8 depth=2 batch_size=10 accelerator=cpu task.train_size=40 task.val_size=10 task.test_size=10"
     (tmp_path / "jobs").write_text(
-        f"100 train {tiny} seed=1 d_model=0\n\n100 train {tiny} name=short\n100 train {tiny} name=long epochs=5000"
+        f"# jobs\n100 train {tiny} seed=1 d_model=0\n\n"
+        f"100 train {tiny} name=short\n100 train {tiny} name=long epochs=5000"
     )
     last = Path("runs/long-seed0/last.ckpt")
 
@@ -161,6 +162,8 @@ def test_a_queue_saves_a_run_that_trains_and_resumes_it_on_another_machine(tmp_p
         wait_for("two", lambda: f"resuming from {last}" in log.read_text())
     finally:
         stop("two")
+    (tmp_path / "jobs").write_text("100 train")
+    assert "other jobs named jobs have been started here" in queue("two", 0)
     assert "is not a packed run: it has no manifest.json" in queue("three", 0, "../one/saved/short-seed0")
     assert not (tmp_path / "three/runs").exists()
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mrconv import reparameterize
+from mrconv import SequenceClassifier, reparameterize
+from mrconv.cli import main
 from mrconv.inference import load_model, save
 from mrconv.tasks.preprocessing import Preprocessor
 from mrconv.training import loop, report, rundir
@@ -143,6 +144,7 @@ def test_settings_that_differ_are_listed(tmp_path):
         ({"n_heads": 2}, {}, "mixer.n_heads=2"),
         ({}, {"n_heads": 2}, "mixer.n_heads=4"),
         ({"positions": "none"}, {"n_heads": 4}, "mixer.positions=none"),
+        ({}, {"bidirectional": True}, "mixer.bidirectional=false"),
     ],
 )
 def test_options_of_a_mixer_that_differ_are_listed(there, here, added, tmp_path):
@@ -153,6 +155,29 @@ def test_options_of_a_mixer_that_differ_are_listed(there, here, added, tmp_path)
     with pytest.raises(ValueError, match=r"has other settings; add mixer=attention( mixer\.\w+=\w+)?$"):
         load_initial_weights(new_model(prepared), prepared, tmp_path)
     load_initial_weights(new_model(prepared, mixer="attention", mixer_options=there), prepared, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "there", "here", "added"),
+    [
+        ("sgconv", {}, {"decay": 1.0}, "mixer.decay=2.0"),
+        ("mrhyena", {"eps": 0.01}, {}, "mixer.eps=0.01"),
+        ("mrhyena", {"d_conv": 2}, {}, "mixer.d_conv=2"),
+        ("longconv", {}, {"kernel_dropout": 0.5, "init": "random"}, None),
+        ("s4d", {"dt_min": 0.01}, {}, None),
+    ],
+)
+def test_options_that_a_mixer_shares_with_the_model_are_compared_and_initial_values_are_not(
+    mixer, there, here, added, tmp_path
+):
+    prepared = data("listops")
+    saved_model(tmp_path, prepared, mixer=mixer, mixer_options=there)
+    model = new_model(prepared, mixer=mixer, mixer_options=here)
+    if added is None:
+        load_initial_weights(model, prepared, tmp_path)
+    else:
+        with pytest.raises(ValueError, match=f"has other settings; add {added}$"):
+            load_initial_weights(model, prepared, tmp_path)
 
 
 def texts(folder, name, letters):
@@ -245,9 +270,35 @@ def test_a_model_without_a_preprocessor_takes_numbered_symbols(tmp_path):
     model.save_pretrained(tmp_path)
     assert encoded(prepared, tmp_path) is prepared
     assert load_initial_weights(new_model(prepared), prepared, tmp_path)["new_head"]  # its classes have no names
-    named = dataclasses.replace(prepared, vocabulary=tuple("abcdefghijklmnopqr"))
-    with pytest.raises(ValueError, match="lacks 18 of the data's symbols, the first 'a'"):
-        load_initial_weights(new_model(named), named, tmp_path)
+    shifted = dataclasses.replace(prepared, vocabulary=("<pad>", *map(str, range(17))))
+    with pytest.raises(ValueError, match=r"has no inputs\.json, which names the symbols of a model"):
+        load_initial_weights(new_model(shifted), shifted, tmp_path)
+
+
+def test_a_model_saved_for_another_rate_is_rejected(tmp_path):
+    prepared = data("speech")
+    model = SequenceClassifier(n_classes=2, d_input=1, d_model=8, depth=2, l_max=prepared.length, rate=0.5)
+    save(model, tmp_path, Preprocessor.from_data(prepared))
+    with pytest.raises(ValueError, match=r"runs at rate 0.5; give the one that was trained"):
+        load_initial_weights(new_model(prepared), prepared, tmp_path)
+
+
+def test_a_fine_tuned_language_model_is_evaluated_on_its_own_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = [
+        "task=characters",
+        "task.length=32",
+        "cache_dir=cache",
+        "d_model=8",
+        "depth=1",
+        "batch_size=4",
+        "epochs=1",
+    ]
+    for name, letters in (("first", "abcdefgh"), ("second", "abcz")):
+        (tmp_path / f"{name}.txt").write_text(letters * (4000 // len(letters)))
+        initial = ["init=runs/first-seed0"] * (name == "second")
+        assert main(["train", *common, f"data={name}.txt", f"name={name}", "limit_train=2", *initial]) == 0
+    assert main(["evaluate", "runs/second-seed0"]) == 0
 
 
 def test_what_is_no_trained_model_is_rejected(first, tmp_path):
@@ -256,13 +307,15 @@ def test_what_is_no_trained_model_is_rejected(first, tmp_path):
         initial_model("nowhere", tmp_path)
     with pytest.raises(ValueError, match="is the folder of this run: give the run another name"):
         initial_model(str(run), run)
+    with pytest.raises(ValueError, match="is the folder of this run: give the run another name"):
+        initial_model(str(run / "model"), run)
     (tmp_path / "run").mkdir()
     shutil.copy(run / rundir.CONFIG, tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="is a run that has not ended: `mrconv finish"):
-        initial_model(str(tmp_path / "run"), tmp_path)
+        initial_model(str(tmp_path / "run"), tmp_path / "new")
     shutil.copy(run / rundir.RESULT, tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="is the record of a run without its weights"):
-        initial_model(str(tmp_path / "run"), tmp_path)
+        initial_model(str(tmp_path / "run"), tmp_path / "new")
     prepared = data("listops")
     save(reparameterize(new_model(prepared)), tmp_path / "merged", Preprocessor.from_data(prepared))
     with pytest.raises(ValueError, match="holds a merged model, without branches to train; give the run itself"):

@@ -71,6 +71,29 @@ def test_a_run_is_packed_while_it_trains(tmp_path, monkeypatch):
     assert (there / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
 
 
+def test_best_weights_are_those_that_the_last_checkpoint_names(started, tmp_path, monkeypatch):
+    """The first links are of two times: training has replaced both checkpoints in between."""
+    run, calls, link = tmp_path / "run", [], packed_run.link
+    shutil.copytree(started, run)
+    content = torch.load(run / "best.ckpt", weights_only=True)
+    torch.save({**content, "epoch": 7}, tmp_path / "older.ckpt")
+    state = torch.load(run / "last.ckpt", weights_only=True)
+    state["global_step"] += 1  # within the second epoch, so that its weights are not the best
+    torch.save(state, run / "last.ckpt")
+
+    def link_older_first(source, target):
+        calls.append(source.name)
+        link(
+            tmp_path / "older.ckpt" if calls.count("best.ckpt") == 1 and source.name == "best.ckpt" else source, target
+        )
+
+    monkeypatch.setattr(packed_run, "link", link_older_first)
+    packed_run.pack(run, tmp_path / "packed", 2**30)
+    there, _ = packed_run.unpack(tmp_path / "packed", tmp_path / "there")
+    assert (there / "best.ckpt").read_bytes() == (run / "best.ckpt").read_bytes()
+    assert calls.count("best.ckpt") == 2
+
+
 def test_the_previous_checkpoint_is_packed_if_the_last_one_is_damaged(started, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(started, run)

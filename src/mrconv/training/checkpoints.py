@@ -286,10 +286,15 @@ def write_best(folder: Path, checkpoint: Path) -> None:
 def restore_files(folder: Path, checkpoint: Path) -> int:
     """Write the metrics table and the best weights again, in case a kill prevented it; return the step."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    state, step = content["mrconv"], content["global_step"]
-    if state["history"]:
-        write_csv(folder / METRICS, state["history"])
-        last = state["history"][-1]
-        if (last["epoch"], last["step"]) == (state["best_epoch"] + 1, step):
+    if content["mrconv"]["history"]:
+        write_csv(folder / METRICS, content["mrconv"]["history"])
+        if has_best_weights(content):
             write_best(folder, checkpoint)
-    return step
+    return int(content["global_step"])
+
+
+def has_best_weights(content: dict[str, Any]) -> bool:
+    """Return whether the weights of a last checkpoint are the best ones: it was written at the end of that epoch."""
+    state = content["mrconv"]
+    epochs = [(each["epoch"], each["step"]) for each in state["history"][-1:]]
+    return epochs == [(state["best_epoch"] + 1, content["global_step"])]

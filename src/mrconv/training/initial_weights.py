@@ -15,7 +15,7 @@ from mrconv.inference import load_model
 from mrconv.layer import MRConv
 from mrconv.mixers import mixer_class, option_defaults
 from mrconv.tasks import Prepared
-from mrconv.tasks.preprocessing import Preprocessor, load_preprocessor
+from mrconv.tasks.preprocessing import INPUTS_FILE, Preprocessor, load_preprocessor
 from mrconv.tasks.vocabulary import END, SPECIAL, UNKNOWN
 
 from . import rundir
@@ -24,8 +24,9 @@ from .other_data import difference, with_vocabulary
 
 FREE = {
     "dropout", "tie_dropout", "drop_path", "layer_scale", "mask_padding", "momentum", "sync_stats", "stats_fraction",
-    "backend", "merged", "rate", "seed", "mixer_options", "n_classes", "n_outputs", "per_position", "global_pool",
-    "vocab_size", "d_input", "in_channels", "l_max", "image_size",
+    "backend", "merged", "seed", "mixer_options", "n_classes", "n_outputs", "per_position", "global_pool", "vocab_size",
+    "d_input", "in_channels", "l_max", "image_size", "mixer.kernel_dropout", "mixer.init", "mixer.dt_min",
+    "mixer.dt_max",
 }  # fmt: skip
 """Options of a model that may differ from those of the initial one, or that are compared otherwise."""
 HINTS = {"length": "task.length={}", "sample_rate": "task.sample_rate={}"}
@@ -36,7 +37,7 @@ def initial_model(init: str, run: Path) -> Path:
     """Return the folder of the model that `init` names, which for a run is the trained one."""
     given = Path(init).expanduser()
     folder = model_folder(given, MODEL)
-    if given.resolve() == run.resolve():
+    if run.resolve() in (given.resolve(), *given.resolve().parents):
         raise ValueError(f"init={init} is the folder of this run: give the run another name")
     if (folder / CONFIG).exists() and (folder / WEIGHTS).exists():
         return folder
@@ -67,7 +68,10 @@ def load_initial_weights(model: Model, data: Prepared, folder: Path) -> dict[str
     trained = load_preprocessor(folder)
     if trained is None:
         trained = Preprocessor.from_config(source.config)
-        _check_inputs(data, trained, folder, ("length",) if trained.vocabulary else ("channels", "length"))
+        if data.vocabulary != trained.vocabulary:
+            raise ValueError(f"init: {folder} has no {INPUTS_FILE}, which names the symbols of a model")
+        size = () if trained.height is None else ("height", "width")
+        _check_inputs(data, trained, folder, ("length", *size, *(() if trained.vocabulary else ("channels",))))
     same_head = type(source) is type(model) and data.target == trained.target != "values"
     same_head = same_head and data.classes == trained.classes
     weights, random = source.state_dict(), model.state_dict()
@@ -129,14 +133,17 @@ def _check_options(model: Model, source: Model, folder: Path) -> None:
     if isinstance(model.config, VisionConfig) != isinstance(source.config, VisionConfig):
         kinds = (type(each).__name__ for each in (source, model))
         raise ValueError("init: {} holds a {}, this run trains a {}; task.sequence decides".format(folder, *kinds))
+    if there.get("rate", 1) != 1:
+        raise ValueError(f"init: the model in {folder} runs at rate {there['rate']:g}; give the one that was trained")
     for each in (here, there):
         if each["norm"] is None:
             each["norm"] = "scale" if each["combine"] == "concat" else "batch"
-    options = here["mixer_options"] if here["mixer"] == there["mixer"] else None
-    here |= _mixer_options(here | {"mixer": there["mixer"], "mixer_options": options})
-    there |= _mixer_options(there)
-    different = [name for name in there if name not in _free(source) and there[name] != here.get(name, there[name])]
-    values = [there[name] if isinstance(there[name], str) else json.dumps(there[name]) for name in different]
+    if here["mixer"] != there["mixer"]:
+        here["mixer_options"] = None
+    given = {name for each in (there, here) for name in each["mixer_options"] or {}}
+    theirs, ours = (_with_mixer_options(each, there["mixer"], given) for each in (there, here))
+    different = [name for name in theirs if name in ours and name not in _free(source) and theirs[name] != ours[name]]
+    values = [theirs[name] if isinstance(theirs[name], str) else json.dumps(theirs[name]) for name in different]
     settings = [shlex.quote(f"{name}={value}") for name, value in zip(different, values, strict=True)]
     if settings:
         raise ValueError(f"init: the model in {folder} has other settings; add {' '.join(settings)}")
@@ -149,10 +156,12 @@ def _free(model: Model) -> set[str]:
     return FREE | {field.name for field in dataclasses.fields(LayerOptions)} - {"bidirectional"}
 
 
-def _mixer_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Return all options of a model's baseline, by default or given, as mixer.NAME."""
-    if config["mixer"] in ("mrconv", "conv"):
-        return {}
-    defaults = option_defaults(mixer_class(config["mixer"]))
-    options = {name: z for name, z in defaults.items() if name not in config} | (config["mixer_options"] or {})
-    return {f"mixer.{name}": json.loads(json.dumps(z, default=str)) for name, z in options.items()}
+def _with_mixer_options(config: dict[str, Any], mixer: str, given: set[str]) -> dict[str, Any]:
+    """Return a model's options and, as mixer.NAME, those of its baseline, shared ones only if they are given."""
+    if mixer in ("mrconv", "conv"):
+        return config
+    cls = mixer_class(mixer)
+    shared = set(config) if MRConv in cls.option_sources else {"bidirectional"}
+    defaults = {name: z for name, z in option_defaults(cls).items() if name not in shared or name in given}
+    options = defaults | {name: config[name] for name in defaults if name in shared} | (config["mixer_options"] or {})
+    return config | {f"mixer.{name}": json.loads(json.dumps(z, default=str)) for name, z in options.items()}

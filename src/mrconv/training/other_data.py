@@ -21,7 +21,7 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
 
     Data of another kind, with other classes, or with symbols that the model cannot represent raises ValueError.
     """
-    data = _with_classes(data if data.encoder == "text" else with_vocabulary(data, trained), trained)
+    data = _with_classes(with_vocabulary(data, trained), trained)
     current = Preprocessor.from_data(data)
     if trained.vocabulary != current.vocabulary:
         raise ValueError(

@@ -17,13 +17,14 @@ from ..tasks.archives import copy_exactly, tar_files
 from ..tasks.errors import DataError
 from ..tasks.reading import reading
 from . import rundir
-from .checkpoint_files import BEST, LAST, PREVIOUS, latest_valid_checkpoint
-from .checkpoints import METRICS, read_step
+from .checkpoint_files import BEST, LAST, PREVIOUS, find_problem, latest_valid_checkpoint
+from .checkpoints import METRICS, has_best_weights, read_step
 
 MANIFEST, PART, FORMAT = "manifest.json", "part-{:03d}", 1
 FILES = (rundir.CONFIG, rundir.ENVIRONMENT, METRICS, BEST, rundir.RESULT)
 """What is packed beside checkpoint and model, where it exists; a resumed run writes everything else again."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ATTEMPTS = 10  # to link the best weights and the last checkpoint of the same time
 
 
 def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -> dict[str, Any]:
@@ -44,9 +45,7 @@ def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -
         held, archive, target = Path(draft, "held", name), Path(draft, "run.tar"), Path(draft, "out")
         held.mkdir(parents=True)
         target.mkdir()
-        for file in (*FILES, PREVIOUS, LAST):  # training writes the checkpoint first, and replaces files as a whole
-            if (run / file).exists():
-                link(run / file, held / file)
+        _hold(run, held)
         checkpoint = latest_valid_checkpoint(held, (LAST, PREVIOUS))
         if checkpoint is None:
             raise ValueError(f"{run} has no checkpoint to resume from")
@@ -55,9 +54,9 @@ def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -
             if bfloat16_moments:
                 checkpoint = _with_rounded_moments(checkpoint, Path(draft, LAST))
             tar.add(checkpoint, LAST)
-            for path in (*(held / file for file in FILES), run / MODEL):
-                if path.exists():
-                    tar.add(path, path.name)
+            for file in (*FILES, MODEL):
+                if (held / file).exists():
+                    tar.add(held / file, file)
         parts = _split(archive, target, max_bytes)
         manifest = {"format": FORMAT, "run": name, "step": step, "parts": parts}
         rundir.write_json(target / MANIFEST, manifest)
@@ -91,6 +90,24 @@ def unpack(packed: Path, run: Path | None = None) -> tuple[Path, int]:
             raise ValueError(f"{packed} holds no readable checkpoint")
         os.replace(target, run)
     return run, step
+
+
+def _hold(run: Path, held: Path) -> None:
+    """Link the files of a run, which may go on: training replaces each as a whole, the last checkpoint first."""
+    (held / MODEL).mkdir(exist_ok=True)
+    for path in (run / MODEL).glob("[!.]*"):
+        link(path, held / MODEL / path.name)
+    for _ in range(ATTEMPTS):
+        for name in (*FILES, PREVIOUS, LAST):
+            if (run / name).exists():
+                link(run / name, held / name)
+        if any(find_problem(held / name) is not None for name in (LAST, BEST)):  # missing, or damaged in the run
+            return
+        last, best = (
+            torch.load(held / name, map_location="meta", weights_only=True, mmap=True) for name in (LAST, BEST)
+        )
+        if last["mrconv"]["best_epoch"] == best["epoch"] or has_best_weights(last):
+            return
 
 
 def _split(archive: Path, folder: Path, max_bytes: int) -> list[dict[str, Any]]:
