@@ -28,7 +28,7 @@ from .experiment import Experiment
 from .loop import ALL, check_options
 from .measurement import Measurement, measure
 from .module import average_statistics
-from .other_data import as_trained, undrawn
+from .other_data import as_trained, undrawn, with_vocabulary
 from .plugin_records import check_registered
 from .run_names import UNNAMED, changed_keys
 from .rundir import read_run
@@ -139,6 +139,8 @@ def _prepare_as_trained(folder: Path, experiment: Experiment, rate: float, progr
         )
     if preprocessor is None:
         return data
+    if experiment.init and experiment.data == read_run(folder).data:
+        data = with_vocabulary(data, preprocessor)  # as in training
     return as_trained(data, preprocessor if rate == 1 else preprocessor.at_rate(rate), f"the model in {folder}")
 
 

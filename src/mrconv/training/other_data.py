@@ -21,7 +21,9 @@ def as_trained(data: Prepared, trained: Preprocessor, model: str) -> Prepared:
 
     Data of another kind, with other classes, or with symbols that the model cannot represent raises ValueError.
     """
-    data = _with_classes(with_vocabulary(data, trained), trained)
+    if data.encoder != "text":  # a language model predicts each symbol: bits of others do not compare
+        data = with_vocabulary(data, trained)
+    data = _with_classes(data, trained)
     current = Preprocessor.from_data(data)
     if trained.vocabulary != current.vocabulary:
         raise ValueError(
