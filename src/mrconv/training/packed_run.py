@@ -96,7 +96,8 @@ def _hold(run: Path, held: Path) -> None:
     """Link the files of a run, which may go on: training replaces each as a whole, the last checkpoint first."""
     (held / MODEL).mkdir(exist_ok=True)
     for path in (run / MODEL).glob("[!.]*"):
-        link(path, held / MODEL / path.name)
+        if path.is_file():
+            link(path, held / MODEL / path.name)
     for _ in range(ATTEMPTS):
         for name in (*FILES, PREVIOUS, LAST):
             if (run / name).exists():
