@@ -243,7 +243,7 @@ def make_mixer(
 
 
 def option_defaults(cls: type[nn.Module]) -> dict[str, Any]:
-    """Return the options of a mixer, of its parent classes and of the submodules to which it passes them: defaults."""
+    """Return a mixer's options and their defaults, with those that it passes to its parent class or to submodules."""
     defaults: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):

@@ -142,7 +142,8 @@ def _check_options(model: Model, source: Model, folder: Path) -> None:
         here["mixer_options"] = None
     given = {name for each in (there, here) for name in each["mixer_options"] or {}}
     theirs, ours = (_with_mixer_options(each, there["mixer"], given) for each in (there, here))
-    different = [name for name in theirs if name in ours and name not in _free(source) and theirs[name] != ours[name]]
+    compared = (theirs.keys() & ours.keys()) - _free(source)
+    different = [name for name in theirs if name in compared and theirs[name] != ours[name]]
     values = [theirs[name] if isinstance(theirs[name], str) else json.dumps(theirs[name]) for name in different]
     settings = [shlex.quote(f"{name}={value}") for name, value in zip(different, values, strict=True)]
     if settings:

@@ -45,8 +45,7 @@ def pack(run: Path, out: Path, max_bytes: int, bfloat16_moments: bool = False) -
         held, archive, target = Path(draft, "held", name), Path(draft, "run.tar"), Path(draft, "out")
         held.mkdir(parents=True)
         target.mkdir()
-        _hold(run, held)
-        checkpoint = latest_valid_checkpoint(held, (LAST, PREVIOUS))
+        checkpoint = _hold(run, held)
         if checkpoint is None:
             raise ValueError(f"{run} has no checkpoint to resume from")
         step = read_step(checkpoint)
@@ -92,8 +91,11 @@ def unpack(packed: Path, run: Path | None = None) -> tuple[Path, int]:
     return run, step
 
 
-def _hold(run: Path, held: Path) -> None:
-    """Link the files of a run, which may go on: training replaces each as a whole, the last checkpoint first."""
+def _hold(run: Path, held: Path) -> Path | None:
+    """Link the files of a run, which may go on; return the link to its checkpoint, None if it has none.
+
+    Training replaces each file as a whole, the last checkpoint first.
+    """
     (held / MODEL).mkdir(exist_ok=True)
     for path in (run / MODEL).glob("[!.]*"):
         if path.is_file():
@@ -102,13 +104,15 @@ def _hold(run: Path, held: Path) -> None:
         for name in (*FILES, PREVIOUS, LAST):
             if (run / name).exists():
                 link(run / name, held / name)
-        if any(find_problem(held / name) is not None for name in (LAST, BEST)):  # missing, or damaged in the run
-            return
+        checkpoint = latest_valid_checkpoint(held, (LAST, PREVIOUS))
+        if checkpoint != held / LAST or find_problem(held / BEST) is not None:  # missing, or damaged in the run
+            break
         last, best = (
-            torch.load(held / name, map_location="meta", weights_only=True, mmap=True) for name in (LAST, BEST)
+            torch.load(path, map_location="meta", weights_only=True, mmap=True) for path in (checkpoint, held / BEST)
         )
         if last["mrconv"]["best_epoch"] == best["epoch"] or has_best_weights(last):
-            return
+            break
+    return checkpoint
 
 
 def _split(archive: Path, folder: Path, max_bytes: int) -> list[dict[str, Any]]:

@@ -220,7 +220,7 @@ def _epoch_note(group: Sequence[Mapping[str, Any]]) -> str:
 
 
 def changes(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the model and the recipe that differ from the preset; else limits and `init`."""
+    """Return the settings that differ from the preset; without a preset, limits and `init` only."""
     preset = _preset_values(result)
     changed = changed_keys(result.get("config", {}), preset)
     ignored = REPEATS | {"name"}
