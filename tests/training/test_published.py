@@ -19,9 +19,10 @@ PUBLISHED = sorted((ROOT / "results").glob("*/result.json"))
 
 
 def test_the_page_shows_the_records():
-    assert PUBLISHED
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert markdown(collect([ROOT / "results"])) in page
+    for pattern in ("[!d]*", "demo*"):
+        assert f"`mrconv results results/{pattern}" in page
+        assert markdown(collect((ROOT / "results").glob(pattern))) in page
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
