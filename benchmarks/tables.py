@@ -25,7 +25,7 @@ from mrconv.training.scores import SCORES
 
 ROOT = Path(__file__).parents[1]
 MIXERS = ("mrconv", "s4", "s4d", "s5", "longconv", "sgconv", "mega", "mamba", "attention")
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("performance", "baselines", "results")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("performance", "baselines", "results", "recipe")]
 TIMINGS = ("compile_graph_ms", "graph_ms", "ms")
 DENSE = "merged, dense"
 STACKS = ("ListOps", "Text", "Image", "Pathfinder", "Path-X")
@@ -273,6 +273,17 @@ def mixers(pattern: str) -> str:
     return recorded_runs("mixer", patterns, more)
 
 
+def schedules() -> str:
+    """Return the runs of the demo with half a cosine and with a constant learning rate before a cooldown."""
+    patterns = {
+        "epochs=4": "demo-task.test_size10000-seed*",
+        "epochs=4 cooldown_epochs=1": "demo-cooldown_epochs1.0-task.test_size10000-seed*",
+        "epochs=20": "demo-epochs20-task.test_size10000-seed*",
+        "epochs=20 cooldown_epochs=4": "demo-cooldown_epochs4.0-epochs20-task.test_size10000-seed*",
+    }
+    return recorded_runs("settings", patterns, {})
+
+
 def recorded_runs(first: str, patterns: Mapping[str, str], more: Mapping[str, Column]) -> str:
     """Return the scores of recorded runs, a row for each pattern of folders that has any.
 
@@ -357,6 +368,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablation, demo, kernel_lr 0.04": lambda: ablation("demo-{}-kernel_lr0.04-task.test_size10000-seed*", paper=False),
     "mixers, demo": lambda: mixers("demo{}-task.test_size10000-seed*"),
     "mixers, demo, 20 epochs": lambda: mixers("demo{}-epochs20-task.test_size10000-seed*"),
+    "schedules, demo": schedules,
     "epochs": epochs,
     "gradients": gradients,
     "operators": operators,

@@ -273,6 +273,8 @@ def test_a_run_belongs_to_the_preset_its_name_begins_with():
         (["lr=inf"], "lr must be a finite number; got inf"),
         (["kernel_lr=nan"], "kernel_lr must be a finite number; got nan"),
         (["epochs=6", "stop_after=7"], "stop_after must be at most epochs, 6; got 7"),
+        (["epochs=6", "cooldown_epochs=7"], "cooldown_epochs must be from 0 to epochs, 6; got 7"),
+        (["cooldown_epochs=nan"], "cooldown_epochs must be from 0 to epochs, 40; got nan"),
         (["seed=-1"], "seed must be from 0 to 4294967295; got -1"),
         (["layer_scale=0.1"], "layer_scale needs depths: both are for image tasks"),
         (["patch_size=2"], "patch_size needs depths: both are for image tasks"),

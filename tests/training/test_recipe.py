@@ -18,7 +18,7 @@ from mrconv.training.composition import compose
 from mrconv.training.datamodule import TaskData
 from mrconv.training.module import Training, average_statistics, build_model, logits
 from mrconv.training.presets import presets
-from mrconv.training.schedule import cosine_factor
+from mrconv.training.schedule import rate_factor
 from mrconv.training.scores import SCORES, RunningScore
 from mrconv.training.targets import Target
 
@@ -28,12 +28,33 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
-    factors = [cosine_factor(step, 10, 110) for step in range(111)]
+    factors = [rate_factor(step, 10, 110) for step in range(111)]
     assert factors[:11] == pytest.approx([i / 10 for i in range(11)])
     assert factors[60] == pytest.approx(0.5)
     assert factors[85] == pytest.approx(0.5 * (1 + math.cos(0.75 * math.pi)))
     assert factors[110] == pytest.approx(0, abs=1e-12)
-    assert cosine_factor(0, 0, 10) == 1
+    assert rate_factor(0, 0, 10) == 1
+
+
+def test_with_a_cooldown_the_learning_rate_stays_until_the_last_epochs():
+    settings = {"epochs": 20, "warmup_epochs": 2.0, "cooldown_epochs": 4.0}
+    training = Training(listops(**settings), torch.nn.Linear(1, 1), Target(), SCORES["accuracy"], 5, ["val"])
+    factor = training.configure_optimizers()["lr_scheduler"]["scheduler"].lr_lambdas[0]
+    assert [factor(step) for step in range(11)] == pytest.approx([i / 10 for i in range(11)])
+    assert {factor(step) for step in range(10, 81)} == {1}
+    assert [factor(step) for step in (81, 85, 90, 95, 100, 101)] == pytest.approx(
+        [1 - math.sqrt(i / 20) for i in (1, 5, 10, 15, 20, 20)]
+    )
+    assert {rate_factor(step, 0, 20, 0) for step in range(21)} == {1}
+    first = [rate_factor(step, 4, 20, 20) for step in (0, 2, 4, 8, 20)]  # the cooldown begins after the warm-up
+    assert first == pytest.approx([0, 0.5, 1, 0.5, 0])
+
+
+def test_a_cooldown_of_less_than_a_step_is_one_step():
+    experiment = listops(epochs=2, warmup_epochs=0, cooldown_epochs=0.01)
+    training = Training(experiment, torch.nn.Linear(1, 1), Target(), SCORES["accuracy"], 5, ["val"])
+    factor = training.configure_optimizers()["lr_scheduler"]["scheduler"].lr_lambdas[0]
+    assert [factor(step) for step in (8, 9, 10)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("decay_on", ["matrices", "all"])

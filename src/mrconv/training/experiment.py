@@ -51,7 +51,7 @@ class ModelOptions(StageOptions, PoolingOptions, BackboneOptions):
 
 @dataclass(kw_only=True)
 class RecipeOptions:
-    """How the model is trained: AdamW with a cosine schedule."""
+    """How the model is trained, with AdamW."""
 
     init: str = option("", "run or saved model with whose weights training begins")
     lr: float = option(0.003, "learning rate", at_least=0)
@@ -64,10 +64,14 @@ class RecipeOptions:
         "matrices", '"all" but kernels, or "matrices": no biases, norms and alpha either', choices=("matrices", "all")
     )
     batch_size: int = option(50, "examples per step and device", at_least=1)
-    epochs: int = option(40, "number of epochs; the cosine schedule ends at 0 after the last", at_least=1)
+    epochs: int = option(40, "number of epochs of the schedule", at_least=1)
     stop_after: int = option(0, "end after this many epochs of the schedule; 0: after the last", at_least=0)
     warmup_epochs: float = option(1.0, "epochs of linear warm-up", at_least=0)
     warmup_steps: int = option(0, "steps of linear warm-up; 0: warmup_epochs decides", at_least=0)
+    cooldown_epochs: float | None = option(
+        None,
+        "constant learning rate that falls to 0 over this many epochs at the end; 0: never; null: half a cosine to 0",
+    )
     monitor: str = option(
         "", "metric of the validation split that chooses the best epoch, such as loss, f1 or auroc; empty: the score"
     )
@@ -166,6 +170,8 @@ class Experiment(_Options):
             raise ValueError("out must not be empty: the run's folder is created in it")
         if self.stop_after > self.epochs:
             raise ValueError(f"stop_after must be at most epochs, {self.epochs}; got {self.stop_after}")
+        if self.cooldown_epochs is not None and not 0 <= self.cooldown_epochs <= self.epochs:
+            raise ValueError(f"cooldown_epochs must be from 0 to epochs, {self.epochs}; got {self.cooldown_epochs}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to {2**32 - 1}; got {self.seed}")
         if not 0 < self.rate <= 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from .cuda_graphs import GraphedStep
 from .experiment import Experiment
 from .image_model import build_image_model
 from .metrics import activated, computed, make_metrics
-from .schedule import cosine_with_warmup
+from .schedule import rate_schedule
 from .scores import RunningScore, Score
 from .targets import TARGETS, Target
 
@@ -258,5 +259,6 @@ class Training(pl.LightningModule):
         groups = param_groups(self.model, e.lr, e.weight_decay, e.kernel_lr, e.decay_on, e.mixer_lr)
         optimizer = torch.optim.AdamW(groups, fused=(self.device.type == "cuda" and not e.clip) or None)
         warmup = e.warmup_steps or round(e.warmup_epochs * self.steps_per_epoch)
-        schedule = cosine_with_warmup(optimizer, warmup, e.epochs * self.steps_per_epoch)
+        cooldown = None if e.cooldown_epochs is None else math.ceil(e.cooldown_epochs * self.steps_per_epoch)
+        schedule = rate_schedule(optimizer, warmup, e.epochs * self.steps_per_epoch, cooldown)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
