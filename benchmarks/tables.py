@@ -275,11 +275,12 @@ def mixers(pattern: str) -> str:
 
 def schedules() -> str:
     """Return the runs of the demo with half a cosine and with a constant learning rate before a cooldown."""
+    lengths = {"": "4", "cooldown_epochs1.0-": "4, cooldown_epochs=1", "epochs20-": "20"}
+    lengths["cooldown_epochs4.0-epochs20-"] = "20, cooldown_epochs=4"
     patterns = {
-        "epochs=4": "demo-task.test_size10000-seed*",
-        "epochs=4 cooldown_epochs=1": "demo-cooldown_epochs1.0-task.test_size10000-seed*",
-        "epochs=20": "demo-epochs20-task.test_size10000-seed*",
-        "epochs=20 cooldown_epochs=4": "demo-cooldown_epochs4.0-epochs20-task.test_size10000-seed*",
+        f"{mixer}, epochs={length}": f"demo-{prefix}{folder}task.test_size10000-seed*"
+        for mixer, prefix in (("mrconv", ""), ("s4", "s4-"))
+        for folder, length in lengths.items()
     }
     return recorded_runs("settings", patterns, {})
 
