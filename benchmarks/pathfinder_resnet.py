@@ -2,7 +2,7 @@
 
     python benchmarks/pathfinder_resnet.py [--device cuda] [--epochs 20] [--plain] [--out FILE.json]
 
-It is a lower bound of the accuracy that the images allow. Training images are turned and mirrored at random, which
+It is a lower bound of the accuracy that the images allow. Training images are rotated and flipped at random, which
 does not change their class, unless --plain is given.
 """
 
@@ -65,7 +65,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 def symmetric(x: Tensor) -> Tensor:
-    """Turn and mirror the images of a batch: an eighth in each way. Batches are drawn at random."""
+    """Rotate and flip the images of a batch: an eighth in each way. Batches are drawn at random."""
     parts = [part.rot90(i % 4, (2, 3)) for i, part in enumerate(x.tensor_split(8))]
     return torch.cat([part.flip(3) if i >= 4 else part for i, part in enumerate(parts)])
 

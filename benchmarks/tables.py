@@ -275,12 +275,16 @@ def mixers(pattern: str) -> str:
 
 def schedules() -> str:
     """Return the runs of the demo with half a cosine and with a constant learning rate before a cooldown."""
-    lengths = {"": "4", "cooldown_epochs1.0-": "4, cooldown_epochs=1", "epochs20-": "20"}
-    lengths["cooldown_epochs4.0-epochs20-"] = "20, cooldown_epochs=4"
+    settings = {
+        "epochs=4": "",
+        "epochs=4, cooldown_epochs=1": "cooldown_epochs1.0-",
+        "epochs=20": "epochs20-",
+        "epochs=20, cooldown_epochs=4": "cooldown_epochs4.0-epochs20-",
+    }
     patterns = {
-        f"{mixer}, epochs={length}": f"demo-{prefix}{folder}task.test_size10000-seed*"
+        f"{mixer}, {text}": f"demo-{prefix}{name}task.test_size10000-seed*"
         for mixer, prefix in (("mrconv", ""), ("s4", "s4-"))
-        for folder, length in lengths.items()
+        for text, name in settings.items()
     }
     return recorded_runs("settings", patterns, {})
 

@@ -19,9 +19,12 @@ PUBLISHED = sorted((ROOT / "results").glob("*/result.json"))
 
 
 def test_the_page_shows_the_records():
+    assert PUBLISHED
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     of_the_demo = collect((ROOT / "results").glob("demo*"))
     others = [result for result in collect([ROOT / "results"]) if result not in of_the_demo]
+    assert of_the_demo
+    assert others
     assert others == collect((ROOT / "results").glob("[!d]*"))
     for pattern, results in (("[^d]*", others), ("demo*", of_the_demo)):
         assert f"`mrconv results results/{pattern}" in page
